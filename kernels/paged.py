@@ -1,0 +1,64 @@
+"""Reading rows of a paged cache: which slot holds a state of a request, and the rows at many states at once.
+
+A *state* is one row of a request's cache, counted from 0: a position for local KV, a compressed entry for global KV.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Pages:
+    """One layer's paged cache as the rows of a batch see it. Owns nothing: it lives for one call.
+
+    Args:
+        cache: [num_blocks, states_per_block, width]; any strides, so blocks may stand apart from each other. Slots that
+            no row asks for may hold anything, NaN included.
+        block_table: [num_requests, max_blocks], int32; entries past a request's last block are never followed.
+        request_ids: [num_tokens], int64; the row of `block_table` that each token of the batch reads.
+
+    Raises:
+        ValueError: wrong rank.
+    """
+
+    cache: torch.Tensor
+    block_table: torch.Tensor
+    request_ids: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.cache.dim() != 3 or self.block_table.dim() != 2 or self.request_ids.dim() != 1:
+            got = f"{tuple(self.cache.shape)}, {tuple(self.block_table.shape)} and {tuple(self.request_ids.shape)}"
+            rule = "cache must be [num_blocks, states_per_block, width], block_table 2-D and request_ids 1-D"
+            raise ValueError(f"paged: {rule}, got {got}")
+
+    def slots(self, states: torch.Tensor) -> torch.Tensor:
+        """`block * states_per_block + offset` of each state, the number that `store_kv_cache` takes.
+
+        Args:
+            states: [num_tokens] or [num_tokens, n], int64 or int32; a negative state is none.
+
+        Returns:
+            the shape of `states`, int64; -1 for none.
+        """
+        size = self.cache.shape[1]
+        slots = torch.add(states % size, self._blocks(states), alpha=size)
+        return slots.long().masked_fill_(states < 0, -1)
+
+    def gather(self, slots: torch.Tensor) -> torch.Tensor:
+        """The cache rows at slot numbers of any shape; zeros at slot -1. [..., width], dtype of the cache."""
+        return self._rows(slots // self.cache.shape[1], slots, slots < 0)
+
+    def gather_states(self, states: torch.Tensor) -> torch.Tensor:
+        """`gather(slots(states))` in fewer steps."""
+        absent = states < 0
+        # the table may hold anything behind a state that is none: block 0 is read instead, and its row replaced
+        return self._rows(self._blocks(states).masked_fill_(absent, 0), states, absent)
+
+    def _blocks(self, states: torch.Tensor) -> torch.Tensor:
+        requests = self.request_ids if states.dim() == 1 else self.request_ids.unsqueeze(1)
+        return self.block_table[requests, states // self.cache.shape[1]]  # a state of -1 reads the last column
+
+    def _rows(self, blocks: torch.Tensor, states: torch.Tensor, absent: torch.Tensor) -> torch.Tensor:
+        rows = self.cache[blocks, states % self.cache.shape[1]]
+        return rows.masked_fill_(absent.unsqueeze(-1), 0)

@@ -1,0 +1,145 @@
+"""V4.1 attention: a sliding window of local keys and the selected entries of global memory, under one softmax."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.model_executor.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+
+from deepinfer_plugin.kernels.linear import grouped_linear
+from deepinfer_plugin.kernels.quant_formats import round_fp8
+from deepinfer_plugin.kernels.rms_norm import rms_norm
+from deepinfer_plugin.kernels.rope import rope
+from deepinfer_plugin.kernels.sparse_attention import sparse_attention
+from deepinfer_plugin.kernels.store_kv_cache import store_kv_cache
+from deepinfer_plugin.model_executor.caches.layers import sliding_cache
+from deepinfer_plugin.model_executor.caches.metadata import Step
+from deepinfer_plugin.model_executor.layers.compressor import Compressor
+from deepinfer_plugin.model_executor.layers.indexer import Indexer, Selection
+from deepinfer_plugin.model_executor.layers.linear import WEIGHT_DTYPE, LinearFormat, all_reduce_rounded
+from deepinfer_plugin.model_executor.layers.rotary import Rotation
+from deepinfer_plugin.model_executor.models.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Which of the trained roundings are applied; both on is V4.1.
+
+    activations: FP8 inputs of FP8 and FP4 products; kv: FP8 local keys, FP4 entries, index keys and index queries.
+    """
+
+    activations: bool = True
+    kv: bool = True
+
+
+class Attention(nn.Module):
+    """Weights: `wqkv_a` (wq_a and wkv of the checkpoint), `q_norm`, `wq_b`, `kv_norm`, `attn_sink`, `wo_a`, `wo_b`.
+
+    Heads and output groups are sharded over tensor-parallel ranks; latents, local keys, compressor and indexer are
+    replicated. Source: model specification, sections 2.4 and 2.7.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        layer: int,
+        compressors: dict[int, Compressor],
+        dtype: torch.dtype,
+        rounding: Rounding,
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        tp_size = get_tensor_model_parallel_world_size()
+        if shape.o_groups % tp_size:
+            raise ValueError(
+                f"tensor parallelism: its size must divide o_groups = {shape.o_groups} of the checkpoint, got {tp_size}"
+            )
+        d, self.rounding, self.eps = shape.head_dim, rounding, shape.rms_norm_eps
+        self.head_dim, self.num_heads = d, shape.num_attention_heads // tp_size
+        self.q_lora_rank, self.num_groups = shape.q_lora_rank, shape.o_groups // tp_size
+        self.window, self.scale = shape.sliding_window, d**-0.5
+        self.ratio = shape.ratio(layer)
+
+        fp8 = LinearFormat(is_fp8=True)
+        partial = LinearFormat(is_fp8=True, round_input=rounding.activations, out_dtype=torch.float32)
+        options = {"bias": False, "return_bias": False}
+        self.wqkv_a = ReplicatedLinear(
+            shape.hidden_size, shape.q_lora_rank + d, quant_config=fp8, prefix=f"{prefix}.wqkv_a", **options
+        )
+        self.q_norm = nn.Parameter(torch.empty(shape.q_lora_rank, dtype=dtype), requires_grad=False)
+        self.kv_norm = nn.Parameter(torch.empty(d, dtype=dtype), requires_grad=False)
+        self.wq_b = ColumnParallelLinear(
+            shape.q_lora_rank, shape.num_attention_heads * d, quant_config=fp8, prefix=f"{prefix}.wq_b", **options
+        )
+        self.attn_sink = nn.Parameter(torch.empty(self.num_heads, dtype=torch.float32), requires_grad=False)
+        group_width = shape.num_attention_heads * d // shape.o_groups
+        self.wo_a = nn.Parameter(
+            torch.empty(self.num_groups, shape.o_lora_rank, group_width, dtype=WEIGHT_DTYPE), requires_grad=False
+        )
+        self.wo_b = RowParallelLinear(
+            shape.o_groups * shape.o_lora_rank,
+            shape.hidden_size,
+            quant_config=partial,
+            reduce_results=False,
+            prefix=f"{prefix}.wo_b",
+            **options,
+        )
+        self.local_keys = sliding_cache(f"{prefix}.local_keys", d, shape.sliding_window, dtype)
+
+        kind = shape.kind(layer)
+        if kind == "full":
+            self.compressor = Compressor(shape, layer, dtype, rounding.kv, f"{prefix}.compressor")
+            compressors[layer] = self.compressor
+        if kind in ("full", "reindex"):
+            source = compressors[shape.kv_source(layer)]
+            self.indexer = Indexer(shape, layer, source, rounding.kv, f"{prefix}.indexer")
+        self.owns_entries, self.selects = kind == "full", kind in ("full", "reindex")
+        # a tuple: the source is another layer's module, not a child of this one
+        self._source = (compressors[shape.kv_source(layer)],) if self.ratio else ()
+
+    def load_shard(self, parameter: nn.Parameter, weight: torch.Tensor) -> None:
+        """Copy this rank's heads or groups, which are contiguous along dim 0 of the checkpoint's tensor."""
+        rows = weight.shape[0] // get_tensor_model_parallel_world_size()
+        mine = weight[get_tensor_model_parallel_rank() * rows :][:rows]
+        parameter.data.copy_(mine.view_as(parameter))
+
+    def forward(
+        self, hidden_states: torch.Tensor, step: Step | None, rotation: Rotation, selection: Selection
+    ) -> torch.Tensor:
+        """[num_tokens, hidden_size] -> the same. Without a step (profiling) nothing is read or written in the caches."""
+        cos_sin = rotation.of(self.ratio)
+        query_latent, kv = self.wqkv_a(self._rounded(hidden_states)).split((self.q_lora_rank, self.head_dim), dim=1)
+        query_latent = self._rounded(rms_norm(query_latent, self.q_norm, self.eps))
+        query = rope(self.wq_b(query_latent).view(-1, self.num_heads, self.head_dim), cos_sin)
+        kv = rope(rms_norm(kv, self.kv_norm, self.eps).unsqueeze(1), cos_sin).squeeze(1)
+        if self.rounding.kv:
+            kv = round_fp8(kv)
+
+        attended = query
+        if step is not None:
+            store_kv_cache(kv, self.local_keys.kv_cache, step.slots(self.local_keys))
+            if self.owns_entries:
+                self.compressor(hidden_states, step, rotation)
+            if self.selects:
+                self.indexer(query_latent, hidden_states, step, rotation, selection)
+            attended = sparse_attention(
+                query,
+                step.pages(self.local_keys),
+                step.positions,
+                self.window,
+                step.pages(self._source[0].entries) if self.ratio else None,
+                selection.entries if self.ratio else None,
+                self.attn_sink,
+                self.scale,
+            )
+        return self._project(rope(attended, cos_sin, True))
+
+    def _project(self, attended: torch.Tensor) -> torch.Tensor:
+        """Grouped low-rank output projection. attended: [num_tokens, num_heads, head_dim]."""
+        grouped = self._rounded(attended).reshape(attended.shape[0], self.num_groups, -1)
+        low_rank = grouped_linear(grouped, self.wo_a, attended.dtype).flatten(1)
+        return all_reduce_rounded(self.wo_b(low_rank), attended.dtype)
+
+    def _rounded(self, x: torch.Tensor) -> torch.Tensor:
+        return round_fp8(x) if self.rounding.activations else x

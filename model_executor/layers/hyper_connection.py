@@ -1,0 +1,65 @@
+"""Hyper-connections: what stands between two sub-layers. Four residual streams are mixed, and one is read out."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from deepinfer_plugin.kernels.hyper_connection import collapse_streams, mix_streams, stream_coefficients
+from deepinfer_plugin.kernels.rms_norm import rms_norm
+from deepinfer_plugin.model_executor.models.shape import ModelShape
+
+
+@dataclass
+class StreamState:
+    """What travels from sub-layer to sub-layer, per row.
+
+    streams: [num_tokens, hc_mult, hidden_size]; read_out: fp32 [num_tokens, hc_mult], the previous sub-layer's `pre`.
+    """
+
+    streams: torch.Tensor
+    read_out: torch.Tensor
+
+    @classmethod
+    def start(cls, embedding: torch.Tensor, hc_mult: int) -> "StreamState":
+        """Every stream holds the embedding, and the first sub-layer reads stream 0."""
+        read_out = torch.zeros(embedding.shape[0], hc_mult, dtype=torch.float32, device=embedding.device)
+        read_out[:, 0] = 1
+        return cls(embedding.unsqueeze(1).repeat(1, hc_mult, 1), read_out)
+
+    def collapse(self) -> torch.Tensor:
+        """The streams read out by the last sub-layer's `pre`: [num_tokens, hidden_size]."""
+        return collapse_streams(self.streams, self.read_out)
+
+
+class HyperConnection(nn.Module):
+    """Weights: `fn`, `base`, `scale` of one sub-layer, fp32; `norm` is the sub-layer's input norm.
+
+    The sub-layer's input is read with the *previous* sub-layer's coefficients (model specification, section 2.2).
+    """
+
+    def __init__(self, shape: ModelShape, dtype: torch.dtype) -> None:
+        super().__init__()
+        m, rows = shape.hc_mult, shape.hc_mult * (shape.hc_mult + 2)
+        self.fn = nn.Parameter(torch.empty(rows, m * shape.hidden_size, dtype=torch.float32), requires_grad=False)
+        self.base = nn.Parameter(torch.empty(rows, dtype=torch.float32), requires_grad=False)
+        self.scale = nn.Parameter(torch.empty(3, dtype=torch.float32), requires_grad=False)
+        self.norm = nn.Parameter(torch.empty(shape.hidden_size, dtype=dtype), requires_grad=False)
+        self.norm_eps, self.hc_eps, self.num_iters = shape.rms_norm_eps, shape.hc_eps, shape.hc_sinkhorn_iters
+
+    def before(self, state: StreamState) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """The sub-layer's input [num_tokens, hidden_size], and how its output goes back into the streams.
+
+        Replaces `state.read_out` by this sub-layer's `pre`, for the next one.
+        """
+        pre, post, comb = stream_coefficients(
+            state.streams, self.fn, self.scale, self.base, self.norm_eps, self.hc_eps, self.num_iters
+        )
+        hidden_states = rms_norm(state.collapse(), self.norm, self.norm_eps)
+        state.read_out = pre
+        return hidden_states, (post, comb)
+
+    @staticmethod
+    def after(state: StreamState, output: torch.Tensor, coefficients: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Mix the sub-layer's output [num_tokens, hidden_size] into `state.streams`."""
+        state.streams = mix_streams(state.streams, output, *coefficients)

@@ -1,0 +1,91 @@
+"""Linear layers of V4.1: vLLM's sharding, our storage and our product.
+
+The weight is decoded once, when it is loaded, to fp32: exact for every format of the checkpoint, and the dtype in
+which products are accumulated (kernel specification, section 7).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.model_executor.layers.linear import LinearMethodBase
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.parameter import ModelWeightParameter
+
+from deepinfer_plugin.kernels.linear import linear
+from deepinfer_plugin.kernels.linear_fp8 import linear_fp8
+
+WEIGHT_DTYPE = torch.float32
+
+
+class DecodedLinearMethod(LinearMethodBase):
+    """Stores `weight` [output_size, input_size] decoded, and multiplies as its `LinearFormat` says."""
+
+    def __init__(self, linear_format: "LinearFormat") -> None:
+        self.format = linear_format
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        data = torch.empty(sum(output_partition_sizes), input_size_per_partition, dtype=WEIGHT_DTYPE)
+        weight = ModelWeightParameter(
+            data=data, input_dim=1, output_dim=0, weight_loader=extra_weight_attrs["weight_loader"]
+        )
+        layer.register_parameter("weight", weight)
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        out_dtype = self.format.out_dtype or x.dtype
+        if self.format.is_fp8:
+            return linear_fp8(x, layer.weight, self.format.round_input, out_dtype)
+        return linear(x, layer.weight, out_dtype)
+
+
+@dataclass
+class LinearFormat(QuantizationConfig):
+    """How one kind of linear is stored in the checkpoint and what its product looks like.
+
+    is_fp8: FP8 weights with an FP8 input; otherwise BF16 weights with the input as it is.
+    round_input: round the input to FP8 first (off: the caller has done it, or rounding is switched off).
+    out_dtype: dtype of the product; None for the input's.
+    """
+
+    is_fp8: bool
+    round_input: bool = False
+    out_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> DecodedLinearMethod:
+        return DecodedLinearMethod(self)
+
+    def get_name(self) -> str:
+        return "deepinfer"
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 80
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "LinearFormat":
+        raise NotImplementedError("LinearFormat: made by the layers, not read from a checkpoint")
+
+
+def all_reduce_rounded(partial_sum: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Sum fp32 partial results over the tensor-parallel ranks and round once to `dtype`."""
+    return tensor_model_parallel_all_reduce(partial_sum).to(dtype)

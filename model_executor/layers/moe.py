@@ -1,0 +1,121 @@
+"""The mixture of experts of every V4.1 layer, with the shared expert that every token passes."""
+
+import torch
+from torch import nn
+from vllm.distributed import (
+    get_ep_group,
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+
+from deepinfer_plugin.kernels.linear import linear
+from deepinfer_plugin.kernels.moe_experts import moe_experts
+from deepinfer_plugin.kernels.moe_gate import moe_gate
+from deepinfer_plugin.kernels.quant_formats import FP8_GROUP, round_fp8
+from deepinfer_plugin.kernels.swiglu import swiglu
+from deepinfer_plugin.model_executor.layers.linear import WEIGHT_DTYPE, LinearFormat, all_reduce_rounded
+from deepinfer_plugin.model_executor.models.shape import ModelShape
+
+
+class Gate(nn.Module):
+    """Weights: `weight`, and the selection biases for text (`bias`) and for image tokens (`bias_vl`)."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        experts = shape.n_routed_experts
+        self.weight = nn.Parameter(
+            torch.empty(experts, shape.hidden_size, dtype=WEIGHT_DTYPE), requires_grad=False
+        )
+        self.bias = nn.Parameter(torch.empty(experts, dtype=torch.float32), requires_grad=False)
+        self.bias_vl = nn.Parameter(torch.empty(experts, dtype=torch.float32), requires_grad=False)
+        self.top_k, self.scaling = shape.num_experts_per_tok, shape.routed_scaling_factor
+
+    def forward(self, hidden_states: torch.Tensor, is_image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = linear(hidden_states, self.weight, torch.float32)
+        return moe_gate(logits, self.bias, self.bias_vl, is_image, self.top_k, self.scaling)
+
+
+class Experts(nn.Module):
+    """Weights: `w13` [num_local, 2 * intermediate_size, hidden_size] and `w2` [num_local, hidden_size, intermediate_size].
+
+    With expert parallelism a rank holds a contiguous range of whole experts; otherwise a slice of every expert.
+    """
+
+    def __init__(self, shape: ModelShape, expert_parallel: bool) -> None:
+        super().__init__()
+        tp_size, experts = get_tensor_model_parallel_world_size(), shape.n_routed_experts
+        self.width, self.start, self.num_local, self.slice_index = shape.moe_intermediate_size, 0, experts, 0
+        if expert_parallel:
+            group = get_ep_group()
+            if experts % group.world_size:
+                raise ValueError(
+                    f"expert parallelism: its size must divide n_routed_experts = {experts}, got {group.world_size}"
+                )
+            self.num_local = experts // group.world_size
+            self.start = group.rank_in_group * self.num_local
+        else:
+            if self.width % (tp_size * FP8_GROUP):
+                raise ValueError(
+                    f"tensor parallelism: each rank needs a multiple of {FP8_GROUP} of moe_intermediate_size = "
+                    f"{self.width}, got size {tp_size}; --enable-expert-parallel keeps experts whole"
+                )
+            self.width //= tp_size
+            self.slice_index = get_tensor_model_parallel_rank()
+        hidden = shape.hidden_size
+        self.w13 = nn.Parameter(
+            torch.empty(self.num_local, 2 * self.width, hidden, dtype=WEIGHT_DTYPE), requires_grad=False
+        )
+        self.w2 = nn.Parameter(torch.empty(self.num_local, hidden, self.width, dtype=WEIGHT_DTYPE), requires_grad=False)
+
+    def load(self, expert: int, name: str, weight: torch.Tensor) -> None:
+        """Copy this rank's part of `name` (`w1`, `w2` or `w3`) of `expert`. weight: decoded, [out, in]."""
+        local = expert - self.start
+        if not 0 <= local < self.num_local:
+            return
+        first = self.slice_index * self.width
+        if name == "w2":
+            self.w2.data[local].copy_(weight[:, first : first + self.width])
+        else:
+            row = 0 if name == "w1" else self.width
+            self.w13.data[local, row : row + self.width].copy_(weight[first : first + self.width])
+
+
+class MoE(nn.Module):
+    """Weights: `gate`, `experts`, and the shared expert's `gate_up_proj` (w1 and w3) and `down_proj` (w2).
+
+    Source: model specification, section 2.9.
+    """
+
+    def __init__(self, shape: ModelShape, expert_parallel: bool, round_activations: bool, prefix: str) -> None:
+        super().__init__()
+        self.gate, self.experts = Gate(shape), Experts(shape, expert_parallel)
+        self.limit, self.round_activations = shape.swiglu_limit, round_activations
+        width = shape.moe_intermediate_size * shape.n_shared_experts
+        options = {"bias": False, "return_bias": False}
+        self.gate_up_proj = MergedColumnParallelLinear(
+            shape.hidden_size,
+            [width, width],
+            quant_config=LinearFormat(is_fp8=True, out_dtype=torch.float32),
+            prefix=f"{prefix}.shared_experts.gate_up_proj",
+            **options,
+        )
+        self.down_proj = RowParallelLinear(
+            width,
+            shape.hidden_size,
+            quant_config=LinearFormat(is_fp8=True, round_input=round_activations, out_dtype=torch.float32),
+            prefix=f"{prefix}.shared_experts.down_proj",
+            reduce_results=False,
+            **options,
+        )
+
+    def forward(self, hidden_states: torch.Tensor, is_image: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, hidden_size] -> the same. is_image: bool [num_tokens]."""
+        topk_ids, topk_weights = self.gate(hidden_states, is_image)
+        x = round_fp8(hidden_states) if self.round_activations else hidden_states
+        experts = self.experts
+        routed = moe_experts(
+            x, experts.w13, experts.w2, topk_ids, topk_weights, experts.start, self.limit, self.round_activations
+        )
+        shared = self.down_proj(swiglu(self.gate_up_proj(x), self.limit))
+        return all_reduce_rounded(routed + shared, hidden_states.dtype)

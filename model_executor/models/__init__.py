@@ -1,0 +1,1 @@
+"""The V4.1 network inside vLLM: shape, checkpoint, and the model class."""

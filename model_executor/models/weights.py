@@ -1,0 +1,133 @@
+"""From the checkpoint's tensors to the model's parameters: names, pairing of codes and scale factors, decoding, merging.
+
+Tensors are taken one at a time, as they are read; a weight and its scale factors are decoded when both are there.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from deepinfer_plugin.kernels.quant_formats import decode_fp4, decode_fp8_blocks
+from deepinfer_plugin.model_executor.models.checkpoint import bare_name, check_missing, check_tensor, expected_tensors
+from deepinfer_plugin.model_executor.models.shape import ModelShape
+
+# what a text model recognises and does not load: draft blocks, vision encoder, projector, image delimiters
+NOT_LOADED = ("mtp.", "vision.", "aligner.", "image_")
+
+RENAMED = {
+    "hc_attn_fn": "attn_hc.fn",
+    "hc_attn_base": "attn_hc.base",
+    "hc_attn_scale": "attn_hc.scale",
+    "hc_ffn_fn": "ffn_hc.fn",
+    "hc_ffn_base": "ffn_hc.base",
+    "hc_ffn_scale": "ffn_hc.scale",
+    "attn_norm.weight": "attn_hc.norm",
+    "ffn_norm.weight": "ffn_hc.norm",
+    "attn.q_norm.weight": "attn.q_norm",
+    "attn.kv_norm.weight": "attn.kv_norm",
+    "attn.wo_a.weight": "attn.wo_a",
+    "attn.compressor.norm.weight": "attn.compressor.norm",
+    "attn.indexer.wk.weight": "attn.compressor.wk",
+    "attn.indexer.k_norm.weight": "attn.compressor.k_norm",
+    "attn.indexer.weights_proj.weight": "attn.indexer.weights_proj",
+    "engram.embed.weight": "engram.table",
+    "engram.embed.scale": "engram.table_sf",
+}
+# checkpoint suffix -> (parameter, place in the merged parameter)
+MERGED = {
+    "attn.wq_a.weight": ("attn.wqkv_a.weight", 0),
+    "attn.wkv.weight": ("attn.wqkv_a.weight", 1),
+    "attn.compressor.wkv.weight": ("attn.compressor.wkv.weight", 0),
+    "attn.compressor.wgate.weight": ("attn.compressor.wkv.weight", 1),
+    "ffn.shared_experts.w1.weight": ("ffn.gate_up_proj.weight", 0),
+    "ffn.shared_experts.w3.weight": ("ffn.gate_up_proj.weight", 1),
+    "ffn.shared_experts.w2.weight": ("ffn.down_proj.weight", None),
+}
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a checkpoint tensor goes: the parameter's name, and its place if several tensors share the parameter."""
+
+    parameter: str
+    place: int | None = None
+
+
+def destination(name: str) -> Destination:
+    """The parameter that the (non-expert) checkpoint tensor `name` goes to."""
+    head, _, rest = name.partition(".")
+    if head != "layers":
+        return Destination({"norm.weight": "norm"}.get(name, name))
+    layer, _, suffix = rest.partition(".")
+    if suffix in MERGED:
+        parameter, place = MERGED[suffix]
+        return Destination(f"layers.{layer}.{parameter}", place)
+    return Destination(f"layers.{layer}.{RENAMED.get(suffix, suffix)}")
+
+
+class WeightLoader:
+    """Loads a checkpoint into a model's parameters and checks that it is exactly the one the shape describes."""
+
+    def __init__(self, model: nn.Module, shape: ModelShape) -> None:
+        self.parameters = dict(model.named_parameters())
+        self.modules = dict(model.named_modules())
+        self.expected = {spec.name: spec for spec in expected_tensors(shape)}
+        self.seen: set[str] = set()
+        self.waiting: dict[str, torch.Tensor] = {}  # halves of (codes, scale factors) pairs
+        self.loaded: set[str] = set()
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Consume (name, tensor) pairs in any order; return the names of the parameters that were filled.
+
+        Raises:
+            ValueError: a tensor is missing, is not part of V4.1, or has another shape or dtype.
+        """
+        for full_name, tensor in weights:
+            name = bare_name(full_name)
+            check_tensor(self.expected, name, tensor)
+            self.seen.add(name)
+            if not name.startswith(NOT_LOADED):
+                self._take(name, tensor)
+        check_missing(self.expected, self.seen)
+        return self.loaded
+
+    def _take(self, name: str, tensor: torch.Tensor) -> None:
+        stem, _, kind = name.rpartition(".")
+        is_paired = kind in ("weight", "scale") and f"{stem}.scale" in self.expected
+        if not is_paired or ".engram.embed." in name:
+            self._put(name, tensor)
+            return
+        partner = f"{stem}.{'scale' if kind == 'weight' else 'weight'}"
+        if partner not in self.waiting:
+            self.waiting[name] = tensor
+            return
+        other = self.waiting.pop(partner)
+        codes, sf = (tensor, other) if kind == "weight" else (other, tensor)
+        decode: Callable[..., torch.Tensor] = decode_fp4 if codes.dtype == torch.int8 else decode_fp8_blocks
+        self._put(f"{stem}.weight", decode(codes, sf))
+
+    def _put(self, name: str, tensor: torch.Tensor) -> None:
+        parts = name.split(".")
+        if "experts" in parts:
+            ffn = ".".join(parts[:3])
+            self.modules[f"{ffn}.experts"].load(int(parts[4]), parts[5], tensor)
+            self.loaded |= {f"{ffn}.experts.w13", f"{ffn}.experts.w2"}
+            return
+        target = destination(name)
+        parameter = self.parameters[target.parameter]
+        module = self.modules[target.parameter.rpartition(".")[0]]
+        self.loaded.add(target.parameter)
+        if ".engram.embed." in name:
+            module.load_rows(parameter, tensor)
+        elif name.endswith(".attn_sink") or name.endswith(".wo_a.weight"):
+            module.load_shard(parameter, tensor)
+        elif target.place is None or "gate_up_proj" in target.parameter:
+            loader = getattr(parameter, "weight_loader", None)
+            arguments = () if target.place is None else (target.place,)
+            loader(parameter, tensor, *arguments) if loader else parameter.data.copy_(tensor)
+        else:  # a replicated parameter of two matrices, the first one's rows first
+            rows = tensor.shape[0]
+            first = 0 if target.place == 0 else parameter.shape[0] - rows
+            parameter.data[first : first + rows].copy_(tensor)
