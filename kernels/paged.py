@@ -47,18 +47,20 @@ class Pages:
 
     def gather(self, slots: torch.Tensor) -> torch.Tensor:
         """The cache rows at slot numbers of any shape; zeros at slot -1. [..., width], dtype of the cache."""
-        return self._rows(slots // self.cache.shape[1], slots, slots < 0)
+        size = self.cache.shape[1]
+        return self.cache[slots // size, slots % size].masked_fill_((slots < 0).unsqueeze(-1), 0)
 
     def gather_states(self, states: torch.Tensor) -> torch.Tensor:
         """`gather(slots(states))` in fewer steps."""
         absent = states < 0
-        # the table may hold anything behind a state that is none: block 0 is read instead, and its row replaced
-        return self._rows(self._blocks(states).masked_fill_(absent, 0), states, absent)
+        return self.gather_present(states, absent).masked_fill_(absent.unsqueeze(-1), 0)
+
+    def gather_present(self, states: torch.Tensor, absent: torch.Tensor) -> torch.Tensor:
+        """`gather_states`, but with anything, NaN included, where `absent`, which must be `states < 0`."""
+        # the table may hold anything where a state is absent: block 0 is read instead
+        blocks = self._blocks(states).masked_fill_(absent, 0)
+        return self.cache[blocks, states % self.cache.shape[1]]
 
     def _blocks(self, states: torch.Tensor) -> torch.Tensor:
         requests = self.request_ids if states.dim() == 1 else self.request_ids.unsqueeze(1)
         return self.block_table[requests, states // self.cache.shape[1]]  # a state of -1 reads the last column
-
-    def _rows(self, blocks: torch.Tensor, states: torch.Tensor, absent: torch.Tensor) -> torch.Tensor:
-        rows = self.cache[blocks, states % self.cache.shape[1]]
-        return rows.masked_fill_(absent.unsqueeze(-1), 0)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny products: a second thread only waits
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # before vLLM is imported: one process, seconds to start
 
 from deepinfer_plugin.kernels.target import Target, current_target

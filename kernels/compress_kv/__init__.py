@@ -17,8 +17,8 @@ def compress_kv(
 ) -> torch.Tensor:
     """``rmsnorm(round(a * previous_value + b * value))`` with a softmax (a, b) over the two scores of each channel.
 
-    Ratio 1 has neither scores nor previous rows: ``rmsnorm(round(value))``. The value is rounded to `out_dtype` before the
-    norm, the norm rounds once more. The latent is not rotated. A row is one group; the caller passes the row that
+    Ratio 1 has neither scores nor previous rows: ``rmsnorm(round(value))``. The value is rounded to `out_dtype` before
+    the norm, the norm rounds once more. The latent is not rotated. A row is one group; the caller passes the row that
     closes it, and may pass rows that close none (their result means nothing, and is no other row's business).
 
     Args:

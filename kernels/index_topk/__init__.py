@@ -21,8 +21,8 @@ def index_topk(
 ) -> torch.Tensor:
     """The `topk` visible entries with the highest ``sum_h weight_h * relu(query_h . key)``, in fp32; ties to the lower.
 
-    The result of a row does not depend, bitwise, on the other rows of the call. Rows may come in any order, but it is fast,
-    and its memory bounded, when the rows of a request follow each other: keys are gathered once per 16 such rows.
+    The result of a row does not depend, bitwise, on the other rows of the call. Rows may come in any order; it is
+    fast when the rows of a request follow each other, because keys are gathered once per 16 such rows.
 
     Args:
         query: [num_tokens, num_heads, head_dim], bf16 or fp32.
@@ -62,8 +62,8 @@ def topk_candidate_blocks(
 ) -> torch.Tensor:
     """The `num_blocks` blocks of `block_size` entries with the highest visible score; ties to the lower block.
 
-    A block counts if it has a visible entry. Its score is the highest of its visible entries', limited to the largest finite
-    bf16; the newest block that counts is always chosen.
+    A block counts if it has a visible entry. Its score is the highest of its visible entries', limited to the largest
+    finite bf16; the newest block that counts is always chosen.
 
     Args:
         query, head_weights, keys, num_visible: as for `index_topk`.

@@ -79,28 +79,35 @@ def index_topk_with_candidates(
 
 def _score(
     query: torch.Tensor, head_weights: torch.Tensor, keys: Pages, num_visible: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield (rows [r], scores [r, n] fp32 with -inf behind the visible entries); a row may come twice, with equal scores."""
-    num_heads, head_dim = query.shape[1:]
+) -> Iterator[tuple[torch.Tensor | slice, torch.Tensor]]:
+    """Yield (rows, scores [num_rows, n] fp32, -inf behind the visible entries); a row may come twice, scored alike."""
+    head_dim = query.shape[2]
     row_tiles = _row_tiles(keys.request_ids)
-    num_keys = -(-int(num_visible.max()) // KEY_TILE) * KEY_TILE
-    chunk = max(1, CHUNK_BYTES // (4 * max(num_keys, 1) * (head_dim + num_heads + row_tiles.shape[1])))
-    for rows in row_tiles.split(chunk):
+    num_lanes = row_tiles.shape[1]
+    key_bytes = 4 * (head_dim + query.shape[1] + num_lanes)
+    chunk = max(1, CHUNK_BYTES // (key_bytes * (int(num_visible.max()) + KEY_TILE)))
+    for start in range(0, row_tiles.shape[0], chunk):
+        rows = row_tiles[start : start + chunk]
+        # tiles of one row are the rows themselves, and need no index
+        lanes = rows.unbind(1) if num_lanes > 1 else (slice(start, start + chunk),)
         visible = num_visible[rows]  # [tiles, lanes]
         longest = visible.amax(1, keepdim=True)
         key_tiles = max(1, -(-int(longest.max()) // KEY_TILE))
         states = torch.arange(key_tiles * KEY_TILE, device=query.device)
-        tile_pages = replace(keys, request_ids=keys.request_ids[rows[:, 0]])
+        tile_pages = replace(keys, request_ids=keys.request_ids[lanes[0]])
         tile_keys = tile_pages.gather_states(torch.where(states < longest, states, -1)).float()
         tile_keys = tile_keys.view(-1, KEY_TILE, head_dim).mT  # [tiles * key_tiles, head_dim, KEY_TILE]
-        scores = query.new_empty(*rows.shape, states.numel(), dtype=torch.float32)
-        for lane, lane_rows in enumerate(rows.unbind(1)):
-            lane_query = _repeat(query[lane_rows].float(), key_tiles)
-            lane_weights = _repeat(head_weights[lane_rows].float().unsqueeze(1), key_tiles)
-            heads = torch.bmm(lane_query, tile_keys).relu_()  # [tiles * key_tiles, num_heads, KEY_TILE]
-            scores[:, lane] = torch.bmm(lane_weights, heads).view(rows.shape[0], -1)
-        scores.masked_fill_(states >= visible.unsqueeze(2), NO_SCORE)
-        yield rows.flatten(), scores.flatten(0, 1)
+        scores = torch.stack([_products(query[lane], head_weights[lane], tile_keys) for lane in lanes], dim=1)
+        scores.masked_fill_(states >= visible.unsqueeze(2), NO_SCORE)  # [tiles, lanes, key_tiles * KEY_TILE]
+        yield rows.flatten() if num_lanes > 1 else lanes[0], scores.flatten(0, 1)
+
+
+def _products(query: torch.Tensor, head_weights: torch.Tensor, tile_keys: torch.Tensor) -> torch.Tensor:
+    """[n, h, d], [n, h] and [n * key_tiles, d, KEY_TILE] -> [n, key_tiles * KEY_TILE]."""
+    key_tiles = tile_keys.shape[0] // query.shape[0]
+    query = _repeat(query.float(), key_tiles)
+    head_weights = _repeat(head_weights.float().unsqueeze(1), key_tiles)
+    return torch.bmm(head_weights, torch.bmm(query, tile_keys).relu_()).view(-1, key_tiles * KEY_TILE)
 
 
 def _row_tiles(request_ids: torch.Tensor) -> torch.Tensor:
@@ -147,7 +154,7 @@ def _first(counts: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _highest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Ascending indices of the `count` highest scores of each row, ties to the lower index; -1 for scores of -inf."""
+    """[r, n] -> [r, count]: ascending indices of the highest scores, ties to the lower index; -1 for scores of -inf."""
     num_scores = scores.shape[1]
     bits = (scores + 0.0).view(torch.int32)  # + 0.0: -0.0 equals 0.0
     bits ^= (bits >> 31) & 0x7FFFFFFF  # integers in the order of the floats
@@ -156,4 +163,4 @@ def _highest(scores: torch.Tensor, count: int) -> torch.Tensor:
     ranks, indices = ranks.topk(min(count, num_scores), dim=1, sorted=False)
     indices = indices.masked_fill_(ranks < NO_SCORE_RANK, num_scores).sort(dim=1).values
     indices = indices.masked_fill_(indices == num_scores, -1).int()
-    return pad(indices, (0, count - indices.shape[1]), value=-1)
+    return indices if count <= num_scores else pad(indices, (0, count - num_scores), value=-1)

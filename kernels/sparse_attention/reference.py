@@ -53,13 +53,14 @@ def _attend(
     scale: float,
 ) -> torch.Tensor:
     states = positions.unsqueeze(1) + torch.arange(1 - window_size, 1, device=query.device)
-    keys = window.gather_states(states)
+    absent = states < 0  # [num_tokens, num_keys]
+    keys = window.gather_present(states, absent)
     if selected is not None and selected_indices is not None:
-        keys = torch.cat((keys, selected.gather_states(selected_indices)), dim=1)  # [num_tokens, num_keys, head_dim]
-        states = torch.cat((states, selected_indices), dim=1)
-    keys = keys.float()
-    logits = torch.bmm(query.float(), keys.mT).mul_(scale)
-    logits.masked_fill_((states < 0).unsqueeze(1), float("-inf"))
+        no_entry = selected_indices < 0
+        keys = torch.cat((keys, selected.gather_present(selected_indices, no_entry)), dim=1)
+        absent = torch.cat((absent, no_entry), dim=1)
+    keys = keys.masked_fill_(absent.unsqueeze(2), 0).float()  # [num_tokens, num_keys, head_dim]
+    logits = torch.bmm(query.float(), keys.mT).mul_(scale).masked_fill_(absent.unsqueeze(1), float("-inf"))
     sink = sink.expand(logits.shape[:2]).unsqueeze(2)
     weights = torch.cat((logits, sink), dim=2).softmax(2)[:, :, :-1]  # the sink has a weight, but no value
     return torch.bmm(weights, keys).to(query.dtype)

@@ -12,7 +12,7 @@ from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowPar
 from deepinfer_plugin.kernels.linear import linear
 from deepinfer_plugin.kernels.moe_experts import moe_experts
 from deepinfer_plugin.kernels.moe_gate import moe_gate
-from deepinfer_plugin.kernels.quant_formats import FP8_GROUP, round_fp8
+from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE, round_fp8
 from deepinfer_plugin.kernels.swiglu import swiglu
 from deepinfer_plugin.model_executor.layers.linear import WEIGHT_DTYPE, LinearFormat, all_reduce_rounded
 from deepinfer_plugin.model_executor.models.shape import ModelShape
@@ -55,9 +55,9 @@ class Experts(nn.Module):
             self.num_local = experts // group.world_size
             self.start = group.rank_in_group * self.num_local
         else:
-            if self.width % (tp_size * FP8_GROUP):
+            if self.width % (tp_size * BLOCK_SIZE):
                 raise ValueError(
-                    f"tensor parallelism: each rank needs a multiple of {FP8_GROUP} of moe_intermediate_size = "
+                    f"tensor parallelism: each rank needs a multiple of {BLOCK_SIZE} of moe_intermediate_size = "
                     f"{self.width}, got size {tp_size}; --enable-expert-parallel keeps experts whole"
                 )
             self.width //= tp_size

@@ -1,4 +1,4 @@
-"""Every tensor a V4.1 checkpoint holds, with shape and dtype, as a function of its configuration. Nothing here loads."""
+"""Every tensor a V4.1 checkpoint holds, with shape and dtype, as a function of its configuration. Loads nothing."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -90,16 +90,16 @@ def stored(entry: Entry) -> tuple[TensorSpec, ...]:
     )
 
 
-def expected_tensors(shape: ModelShape) -> dict[str, TensorSpec]:
-    """Bare name -> tensor, for every tensor of a checkpoint with this configuration."""
-    return {spec.name: spec for entry in entries(shape) for spec in stored(entry)}
+def expected_tensors(shape: ModelShape) -> Iterator[TensorSpec]:
+    """Every tensor of a checkpoint with this configuration, as it is stored."""
+    return (spec for entry in entries(shape) for spec in stored(entry))
 
 
 def check_tensor(expected: Mapping[str, TensorSpec], name: str, tensor: torch.Tensor) -> None:
     """Refuses a tensor that the network has no place for.
 
     Args:
-        expected: what `expected_tensors` says, or the part of it that is to be loaded.
+        expected: bare name -> tensor, for all of `expected_tensors` or the part that is to be loaded.
         name: with or without the leading `model.`.
         tensor: as read from the file; only shape and dtype are looked at.
 
@@ -114,7 +114,7 @@ def check_tensor(expected: Mapping[str, TensorSpec], name: str, tensor: torch.Te
         raise ValueError(f"checkpoint: {name} must be {spec.shape} {spec.dtype}, found {found}")
 
 
-def check_complete(expected: Collection[str], found: Collection[str]) -> None:
+def check_missing(expected: Collection[str], found: Collection[str]) -> None:
     """Refuses a checkpoint that lacks tensors.
 
     Args:

@@ -1,4 +1,4 @@
-"""The integers behind Engram: classes of tokens, table sizes, and multipliers of the hash. All follow from the checkpoint.
+"""The integers behind Engram, all computed from the checkpoint: token classes, table sizes, and hash multipliers.
 
 One class more or less changes every multiplier and with it every row that is read, so counts are compared, not trusted.
 """

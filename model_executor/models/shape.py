@@ -19,6 +19,10 @@ FIXED = {
     "attention_bias": False,
     "attention_dropout": 0,
     "tie_word_embeddings": False,
+    # keys that the released file leaves out, with the value it is trained for
+    "hc_shifted": True,
+    "use_fp4_sparse_kv": True,
+    "dspark_target_attn_input": True,
 }
 FIXED_QUANTIZATION = {
     "activation_scheme": "dynamic",
@@ -124,7 +128,8 @@ class ModelShape:
     def _build(cls, text: Mapping[str, Any], rope: Mapping[str, Any], vision: Mapping[str, Any]) -> "ModelShape":
         _require_fixed("text_config", text, FIXED)
         _require_fixed("quantization_config", text.get("quantization_config") or {}, FIXED_QUANTIZATION)
-        values = {f.name: text.get(f.name) for f in fields(cls)}
+        _require_fixed("text_config", text, {"index_k_source_layer_ids": text.get("kv_source_layer_ids")})
+        values: dict[str, Any] = {f.name: text.get(f.name) for f in fields(cls)}
         values["yarn"] = YarnScaling(**_pick("rope_scaling", rope, YarnScaling))
         values["vision"] = VisionShape(**_pick("vision_config", vision, VisionShape))
         if missing := [name for name, value in values.items() if value is None]:
@@ -173,6 +178,10 @@ class ModelShape:
             and not any(self.compress_ratios[layers:]),
             "kv_source_layer_ids must be index sources too": set(self.kv_source_layer_ids)
             <= set(self.index_source_layer_ids),
+            "sources must have a ratio": all(0 <= n < layers and backbone[n] for n in self.index_source_layer_ids),
+            "engram_num_embeddings must have one entry per Engram layer": len(self.engram_num_embeddings)
+            == len(self.engram_layer_ids)
+            > 0,
             "every layer with a ratio must have a KV and an index source before it": all(
                 not q or min(self.kv_source_layer_ids, default=total) <= layer for layer, q in enumerate(backbone)
             ),
@@ -188,14 +197,10 @@ class ModelShape:
             and all(layer < self.decoder_start for layer in self.engram_layer_ids),
         }
         broken = [rule for rule, holds in rules.items() if not holds]
-        if not broken:  # these ask for sources, which exist only if the rules above hold
-            mixed = [
-                n for n in range(layers) if self.ratio(n) and self.ratio(self.kv_source(n) or 0) != self.ratio(n)
-            ]
+        if not broken:  # asks for sources, which exist only if the rules above hold
+            mixed = [n for n in range(layers) if self.ratio(n) and self.ratio(self.kv_source(n) or 0) != self.ratio(n)]
             if mixed:
                 broken.append(f"a layer must have its KV source's ratio, layers {mixed} have not")
-            elif self.kv_source(self.decoder_start) != self.decoder_start:
-                broken.append("the decoder start must be a KV source")
         if broken:
             raise ValueError(f"config.json: {'; '.join(broken)}")
 

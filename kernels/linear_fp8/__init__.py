@@ -1,0 +1,33 @@
+"""The matrix product of an FP8 layer: input rounded to FP8, weight decoded from FP8."""
+
+import torch
+
+from deepinfer_plugin.kernels.dispatch import Dispatch
+
+TABLE = Dispatch(__name__, cpu="reference", nvidia="reference")
+
+
+def linear_fp8(x: torch.Tensor, weight: torch.Tensor, round_input: bool, out_dtype: torch.dtype) -> torch.Tensor:
+    """Return ``round_fp8(x) @ weight.T``, summed in fp32 and rounded once to `out_dtype`.
+
+    Args:
+        x: [num_tokens, K], bf16 or fp32, K a multiple of 32 where it is rounded.
+        weight: [N, K], fp32: the decoded FP8 weight.
+        round_input: False = multiply x as it is (x holds FP8 values already, or quantisation is switched off).
+        out_dtype: of the result; fp32 = not rounded.
+
+    Returns:
+        [num_tokens, N], `out_dtype`, contiguous. A row's result does not depend on the other rows.
+
+    Raises:
+        ValueError: shapes that do not fit, `weight` not fp32, or a dtype that is not floating point.
+
+    Source: model specification, section 4.3.
+    """
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
+        got = f"{tuple(x.shape)} and {tuple(weight.shape)}"
+        raise ValueError(f"linear_fp8: x must be [num_tokens, K] and weight [N, K], got {got}")
+    if weight.dtype != torch.float32 or not (x.is_floating_point() and out_dtype.is_floating_point):
+        got = f"{weight.dtype}, {x.dtype} and {out_dtype}"
+        raise ValueError(f"linear_fp8: weight must be fp32, x and out_dtype floating point, got {got}")
+    return TABLE(x, weight, round_input, out_dtype)

@@ -1,0 +1,35 @@
+"""Clamped SwiGLU, the activation inside every V4.1 expert."""
+
+import torch
+
+from deepinfer_plugin.kernels.dispatch import Dispatch
+
+TABLE = Dispatch(__name__, cpu="reference", nvidia="reference")
+
+
+def swiglu(gate_up: torch.Tensor, limit: float, route_weights: torch.Tensor | None = None) -> torch.Tensor:
+    """Return ``silu(min(gate, limit)) * clamp(up, -limit, limit) * route_weight``, computed in fp32 and *not* rounded.
+
+    Args:
+        gate_up: [num_tokens, 2 * intermediate_size], bf16 or fp32, last dim contiguous; gate first, then up.
+        limit: `swiglu_limit` of the checkpoint's config (V4.1: 10.0), > 0.
+        route_weights: [num_tokens], fp32: one factor a row; None = 1.
+
+    Returns:
+        [num_tokens, intermediate_size], fp32, contiguous. A row's result does not depend on the other rows.
+
+    Raises:
+        ValueError: wrong rank, odd width, strided last dim, `limit` not positive, or `route_weights` not one fp32 a
+            row.
+
+    Source: model specification, section 2.9.
+    """
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2 or gate_up.stride(1) != 1:
+        got = f"shape {tuple(gate_up.shape)}, strides {gate_up.stride()}"
+        raise ValueError(f"swiglu: gate_up must be [num_tokens, 2n] with contiguous rows, got {got}")
+    if limit <= 0:
+        raise ValueError(f"swiglu: limit must be positive, got {limit}")
+    if route_weights is not None and (route_weights.shape != gate_up.shape[:1] or route_weights.dtype != torch.float32):
+        got = f"{tuple(route_weights.shape)} {route_weights.dtype}"
+        raise ValueError(f"swiglu: route_weights must be [{gate_up.shape[0]}] fp32, got {got}")
+    return TABLE(gate_up, limit, route_weights)
