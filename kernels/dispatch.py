@@ -1,8 +1,12 @@
 """One table per op says which module runs on which target. Nothing else in the project branches on hardware."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import Any
+
+import deepinfer_plugin.kernels
 
 from deepinfer_plugin.kernels.target import Target, current_target
 
@@ -15,9 +19,23 @@ def force(op: str, module: str) -> None:
     _forced[op] = module
 
 
-def tables() -> Iterator["Dispatch"]:
-    """Every table of this process, in order of import."""
-    yield from _tables.values()
+def tables() -> dict[str, "Dispatch"]:
+    """The tables of all ops, by op. Imports every op's folder, and no implementation."""
+    for folder in iter_modules(deepinfer_plugin.kernels.__path__):
+        if folder.ispkg:
+            import_module(f"deepinfer_plugin.kernels.{folder.name}")
+    return dict(sorted(_tables.items()))
+
+
+def check_forced(forced: Mapping[str, str]) -> None:
+    """Raises ValueError: `forced` names an op or a module that does not exist."""
+    known = tables() if forced else {}
+    for op, module in forced.items():
+        if op not in known:
+            raise ValueError(f"force_kernels: unknown op {op!r}; known: {', '.join(known)}")
+        if not find_spec(f"{known[op].package}.{module}"):
+            have = ", ".join(m.name for m in iter_modules(import_module(known[op].package).__path__))
+            raise ValueError(f"force_kernels: {op} has no module {module!r}, only {have}")
 
 
 class Dispatch:

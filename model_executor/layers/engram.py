@@ -21,7 +21,12 @@ from deepinfer_plugin.kernels.store_kv_cache import store_kv_cache
 from deepinfer_plugin.model_executor.caches.layers import sliding_cache
 from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.layers.linear import LinearFormat
-from deepinfer_plugin.model_executor.models.engram_vocabulary import class_table, engram_multipliers, engram_primes
+from deepinfer_plugin.model_executor.models.engram_vocabulary import (
+    class_table,
+    engram_multipliers,
+    engram_offsets,
+    engram_primes,
+)
 from deepinfer_plugin.model_executor.models.shape import ModelShape
 
 
@@ -65,9 +70,8 @@ class Engram(nn.Module):
         index = shape.engram_layer_ids.index(layer)
         primes = engram_primes(shape)[index]
         multipliers = engram_multipliers(layer, shape.engram_compressed_vocab_size, shape.engram_max_ngram_size)
-        sizes = primes.flatten()
         self.register_buffer("primes", primes, persistent=False)
-        self.register_buffer("offsets", sizes.cumsum(0) - sizes, persistent=False)
+        self.register_buffer("offsets", engram_offsets(primes), persistent=False)
         self.register_buffer("multipliers", multipliers, persistent=False)
         self.eps, self.hc_mult, self.hidden_size = shape.rms_norm_eps, shape.hc_mult, shape.hidden_size
 
@@ -79,7 +83,7 @@ class Engram(nn.Module):
         self.table = nn.Parameter(torch.empty(local, width, dtype=torch.float8_e4m3fn), requires_grad=False)
         self.table_sf = nn.Parameter(torch.empty(local, width // 32, dtype=torch.uint8), requires_grad=False)
         self.wkv = ColumnParallelLinear(
-            sizes.numel() * width,
+            primes.numel() * width,
             (shape.hc_mult + 1) * shape.hidden_size,
             bias=False,
             gather_output=True,

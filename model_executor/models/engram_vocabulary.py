@@ -74,14 +74,12 @@ def engram_primes(shape: ModelShape) -> list[torch.Tensor]:
     Source: model specification, section 2.8 (b).
     """
     used: set[int] = set()
-    tables = []
-    for _ in shape.engram_layer_ids:
-        orders = [_unused_primes(shape, used) for _ in range(2, shape.engram_max_ngram_size + 1)]
-        tables.append(torch.tensor(orders, dtype=torch.int64))
-    found, expected = [int(table.sum()) for table in tables], list(shape.engram_num_embeddings)
+    orders = range(2, shape.engram_max_ngram_size + 1)
+    tables = [[_unused_primes(shape, used) for _ in orders] for _ in shape.engram_layer_ids]
+    found, expected = [sum(map(sum, table)) for table in tables], list(shape.engram_num_embeddings)
     if found != expected:
         raise ValueError(f"config.json: engram_num_embeddings must be the sums of primes {found}, found {expected}")
-    return tables
+    return [torch.tensor(table, dtype=torch.int64) for table in tables]
 
 
 def engram_offsets(primes: torch.Tensor) -> torch.Tensor:
@@ -97,7 +95,7 @@ def engram_multipliers(layer_id: int, num_classes: int, max_ngram_size: int) -> 
     """
     bound = max(1, (2**63 - 1) // num_classes // 2)
     drawn = np.random.default_rng(10007 * layer_id).integers(0, bound, size=max_ngram_size, dtype=np.int64)
-    return torch.from_numpy(drawn * 2 + 1)
+    return torch.tensor((drawn * 2 + 1).tolist(), dtype=torch.int64)
 
 
 def _class_key(tokenizer: Tokenizer, token_id: int) -> str | None:

@@ -1,0 +1,47 @@
+"""The command `deepinfer-plugin`, which is `python -m deepinfer_plugin`."""
+
+import argparse
+import logging
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="deepinfer-plugin", description="DeepSeek-V4.1-Flash in an existing vLLM.")
+    parser.add_argument("--version", action="version", version=f"deepinfer-plugin {version('deepinfer-plugin')}")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    tiny = commands.add_parser("tiny", help="write a tiny V4.1 checkpoint with random weights")
+    tiny.add_argument("folder", type=Path, metavar="DIR")
+    tiny.add_argument("--seed", type=int, default=0, help="of the weights; equal seeds give equal bytes")
+
+    doctor = commands.add_parser("doctor", help="who would serve V4.1 here, with which kernels; exit status 1 if not us")
+    doctor.add_argument("--model", help="folder or name whose configuration is asked; default: the tiny one")
+    doctor.add_argument("--json", action="store_true", help="for programs")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(arguments)
+    if args.command == "tiny":
+        from deepinfer_plugin.model_executor.models.tiny import write_tiny
+
+        try:
+            write_tiny(args.folder, args.seed)
+        except (ValueError, OSError) as error:
+            sys.stderr.write(f"deepinfer-plugin tiny: {error}\n")
+            return 1
+        sys.stdout.write(f"wrote a tiny V4.1 checkpoint with random weights to {args.folder}\n")
+        return 0
+
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the answer, not vLLM's way to it
+    logging.getLogger().setLevel(logging.ERROR)
+    from deepinfer_plugin.doctor import run
+
+    return run(args.model, args.json, sys.stdout.write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

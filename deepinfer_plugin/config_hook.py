@@ -1,0 +1,111 @@
+"""What V4.1 wants from vLLM's configuration: checks in the first process, and defaults where the user has said nothing."""
+
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+from vllm.platforms import current_platform
+from vllm.transformers_utils import model_arch_config_convertor
+
+from deepinfer_plugin.install import ARCH, MODEL_CLASS
+from deepinfer_plugin.kernels.dispatch import check_forced
+from deepinfer_plugin.model_executor.config import DeepInferConfig
+from deepinfer_plugin.model_executor.models.shape import MODEL_TYPE
+
+logger = init_logger(f"vllm.{__name__}")
+
+# Prefix hits come in whole blocks: smaller blocks hit more, and make longer block tables. 64 is half a window.
+BLOCK_SIZE = 64
+
+
+def owner(arch: str) -> str:
+    """The class that vLLM would build for `arch`, "module.Class"; "nobody" if the architecture is unknown."""
+    entry = ModelRegistry.models.get(arch)
+    if entry is None:
+        return "nobody"
+    if hasattr(entry, "module_name"):
+        return f"{entry.module_name}.{entry.class_name}"
+    return f"{entry.model_cls.__module__}.{entry.model_cls.__qualname__}"
+
+
+def check_owner() -> None:
+    """Raises RuntimeError: another plugin has registered the architecture after us."""
+    if (found := owner(ARCH)) != MODEL_CLASS:
+        raise RuntimeError(
+            f"deepinfer-plugin: {ARCH} must be served by {MODEL_CLASS}, but {found} was registered for it later. "
+            "Choose one of the two plugins with VLLM_PLUGINS."
+        )
+
+
+def check_built(vllm_config: VllmConfig) -> None:
+    """Raises NotImplementedError: a feature of vLLM is switched on that this model does not have."""
+    parallel, speculative = vllm_config.parallel_config, vllm_config.speculative_config
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    refusals = {
+        f"speculative decoding with method {speculative and speculative.method}, only ngram": (
+            speculative is not None and speculative.method != "ngram"
+        ),
+        f"a KV cache of dtype {cache_dtype}, only auto": cache_dtype != "auto",
+        "prompt embeddings: Engram needs token ids": vllm_config.model_config.enable_prompt_embeds,
+        "LoRA": vllm_config.lora_config is not None,
+        "decode context parallelism": parallel.decode_context_parallel_size > 1,
+        "expert parallelism over data-parallel ranks": (
+            parallel.data_parallel_size > 1 and parallel.enable_expert_parallel
+        ),
+        "dual-batch overlap": parallel.enable_dbo,
+    }
+    if wanted := [feature for feature, on in refusals.items() if on]:
+        raise NotImplementedError(f"{ARCH} of deepinfer-plugin does not have: {'; '.join(wanted)}")
+
+
+def apply_defaults(vllm_config: VllmConfig) -> None:
+    cache = vllm_config.cache_config
+    if not cache.user_specified_block_size:
+        cache.block_size = BLOCK_SIZE
+        cache.user_specified_block_size = True  # the CPU platform, which comes next, would put 128
+
+
+def hooks() -> list[str]:
+    """The entries of vLLM's tables that are ours now."""
+    converter = model_arch_config_convertor.MODEL_ARCH_CONFIG_CONVERTORS.get(MODEL_TYPE)
+    entries = {
+        f"MODELS_CONFIG_MAP[{ARCH}]: checks and defaults for V4.1": MODELS_CONFIG_MAP.get(ARCH),
+        f"MODEL_ARCH_CONFIG_CONVERTORS[{MODEL_TYPE}]: no MLA flag, which would switch prefix caching off": converter,
+    }
+    return [what for what, entry in entries.items() if getattr(entry, "is_deepinfer", False)]
+
+
+def install() -> None:
+    """Wrap vLLM's entry for V4.1; again does nothing."""
+    native = MODELS_CONFIG_MAP[ARCH]
+    if not getattr(native, "is_deepinfer", False):
+
+        class WithOurDefaults(native):  # type: ignore[valid-type, misc]
+            is_deepinfer = True
+
+            @staticmethod
+            def verify_and_update_config(vllm_config: VllmConfig) -> None:
+                native.verify_and_update_config(vllm_config)
+                check_owner()
+                ours = DeepInferConfig.from_vllm(vllm_config)
+                check_forced(ours.force_kernels)
+                check_built(vllm_config)
+                apply_defaults(vllm_config)
+                for option in ours.deviations:
+                    logger.warning("deepinfer.%s is off: the text is not the trained model's", option)
+
+        MODELS_CONFIG_MAP[ARCH] = WithOurDefaults
+
+    # A model with MLA's flag loses chunked prefill, prefix caching and its block size on CPU. Elsewhere KV connectors
+    # and context parallelism read the flag.
+    converters = model_arch_config_convertor.MODEL_ARCH_CONFIG_CONVERTORS
+    base = converters.get(MODEL_TYPE, model_arch_config_convertor.ModelArchConfigConvertorBase)
+    if current_platform.is_cpu() and not getattr(base, "is_deepinfer", False):
+
+        class WithoutMLA(base):  # type: ignore[valid-type, misc]
+            is_deepinfer = True
+
+            def is_deepseek_mla(self) -> bool:
+                return False
+
+        converters[MODEL_TYPE] = WithoutMLA

@@ -1,0 +1,65 @@
+"""Every option of ours: `--additional-config '{"deepinfer": {...}}'`. Read once per process, passed on as plain values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any
+
+from vllm.config import VllmConfig
+
+SECTION = "deepinfer"
+
+
+@dataclass(frozen=True)
+class DeepInferConfig:
+    """The options, with V4.1's trained behaviour as their defaults.
+
+    activation_rounding: round the inputs of FP8 and FP4 products to FP8, as in training. Off: other text than V4.1's.
+    kv_rounding: round local keys to FP8, compressed entries and index keys to FP4, as in training. Off: other text.
+    force_kernels: op -> module that runs it whatever the hardware, {"rms_norm": "reference"} say. Empty: the tables decide.
+    """
+
+    activation_rounding: bool = True
+    kv_rounding: bool = True
+    force_kernels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("activation_rounding", "kv_rounding"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ValueError(f"{SECTION}.{name}: must be true or false, got {value!r}")
+        forced = self.force_kernels
+        if not isinstance(forced, Mapping) or not all(isinstance(s, str) for pair in forced.items() for s in pair):
+            raise ValueError(f"{SECTION}.force_kernels: must map op names to module names, got {forced!r}")
+
+    @classmethod
+    def from_vllm(cls, vllm_config: VllmConfig) -> "DeepInferConfig":
+        return cls.from_additional_config(vllm_config.additional_config)
+
+    @classmethod
+    def from_additional_config(cls, additional_config: Any) -> "DeepInferConfig":
+        """Our section of vLLM's `additional_config`.
+
+        Raises:
+            ValueError: the section or an option is misspelt, or a value has the wrong type.
+        """
+        if not isinstance(additional_config, Mapping):
+            return cls()
+        for key in additional_config:
+            if key != SECTION and get_close_matches(str(key).lower(), [SECTION], cutoff=0.8):
+                raise ValueError(f"additional_config: our options stand under {SECTION!r}, got the key {key!r}")
+        options = additional_config.get(SECTION, {})
+        if not isinstance(options, Mapping):
+            raise ValueError(f"additional_config.{SECTION}: must be a mapping of options, got {options!r}")
+        known = [option.name for option in fields(cls)]
+        for key in options:
+            if key not in known:
+                close = get_close_matches(str(key), known, n=1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                raise ValueError(f"additional_config.{SECTION}: unknown option {key!r}; {hint}known: {', '.join(known)}")
+        return cls(**options)
+
+    @property
+    def deviations(self) -> list[str]:
+        """The options with which the text is not the trained model's."""
+        return [name for name in ("activation_rounding", "kv_rounding") if not getattr(self, name)]
