@@ -1,7 +1,6 @@
 """The command `deepinfer-plugin`, which is `python -m deepinfer_plugin`."""
 
 import argparse
-import logging
 import os
 import sys
 from importlib.metadata import version
@@ -17,7 +16,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     tiny.add_argument("folder", type=Path, metavar="DIR")
     tiny.add_argument("--seed", type=int, default=0, help="of the weights; equal seeds give equal bytes")
 
-    doctor = commands.add_parser("doctor", help="who would serve V4.1 here, with which kernels; exit status 1 if not us")
+    doctor = commands.add_parser("doctor", help="who would serve V4.1 here, and how; exit status 1 if not us")
     doctor.add_argument("--model", help="folder or name whose configuration is asked; default: the tiny one")
     doctor.add_argument("--json", action="store_true", help="for programs")
     return parser.parse_args(arguments)
@@ -36,8 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write(f"wrote a tiny V4.1 checkpoint with random weights to {args.folder}\n")
         return 0
 
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the answer, not vLLM's way to it
-    logging.getLogger().setLevel(logging.ERROR)
+    if "vllm" not in sys.modules:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the answer, not vLLM's way to it
     from deepinfer_plugin.doctor import run
 
     return run(args.model, args.json, sys.stdout.write)

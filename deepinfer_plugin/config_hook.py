@@ -1,4 +1,4 @@
-"""What V4.1 wants from vLLM's configuration: checks in the first process, and defaults where the user has said nothing."""
+"""What V4.1 wants from vLLM's configuration: checks at the start, and defaults where the user has said nothing."""
 
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
