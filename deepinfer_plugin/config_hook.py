@@ -63,6 +63,10 @@ def apply_defaults(vllm_config: VllmConfig) -> None:
     if not cache.user_specified_block_size:
         cache.block_size = BLOCK_SIZE
         cache.user_specified_block_size = True  # the CPU platform, which comes next, would put 128
+    if cache.prefix_cache_retention_interval == 0:
+        # vLLM's 0 keeps window rows for hits at the end of a prompt only; None keeps them at every block, so that
+        # a prompt which shares only its first part hits too
+        cache.prefix_cache_retention_interval = None
 
 
 def hooks() -> list[str]:

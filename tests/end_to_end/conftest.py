@@ -1,7 +1,7 @@
 """Engines for the end-to-end tests, in this process, and the parity table that the run ends with."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
+from deepinfer_plugin.model_executor.models.tiny import write_tiny
 
 VOCABULARY = 512
 ROUNDING_OFF = {"activation_rounding": False, "kv_rounding": False}
@@ -39,28 +42,32 @@ class Engine:
     def num_free_blocks(self) -> int:
         return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
+    @property
+    def num_preemptions(self) -> int:
+        return sum(metric.value for metric in self.llm.get_metrics() if metric.name == "vllm:num_preemptions")
+
     @contextmanager
     def chunks_of(self, num_tokens: int) -> Iterator[None]:
         """Limit every step to `num_tokens` rows, so that prompts are computed in chunks of that size."""
         saved = self.scheduler.max_num_scheduled_tokens
         self.scheduler.max_num_scheduled_tokens = num_tokens
-        yield
-        self.scheduler.max_num_scheduled_tokens = saved
+        try:
+            yield
+        finally:
+            self.scheduler.max_num_scheduled_tokens = saved
 
     def forget(self) -> None:
         """Empty the prefix cache."""
         assert self.llm.reset_prefix_cache()
 
-    def ask(self, *prompts: list[int], max_tokens: int = 1, prompt_logits: bool = False, **options: Any) -> list[Answer]:
+    def ask(
+        self, *prompts: list[int], max_tokens: int = 1, prompt_logits: bool = False, **options: Any
+    ) -> list[Answer]:
         from vllm import SamplingParams
 
+        defaults = {"temperature": 0.0, "ignore_eos": True, "logprobs": -1}
         sampling = SamplingParams(
-            temperature=options.pop("temperature", 0.0),
-            max_tokens=max_tokens,
-            ignore_eos=True,
-            logprobs=-1,
-            prompt_logprobs=-1 if prompt_logits else None,
-            **options,
+            max_tokens=max_tokens, prompt_logprobs=-1 if prompt_logits else None, **{**defaults, **options}
         )
         outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
         return [
@@ -111,8 +118,21 @@ def start_engine(folder: Path, deepinfer: dict[str, Any] | None = None, **option
 
 
 @pytest.fixture(scope="session")
-def engine_of() -> Callable[..., Any]:
-    return start_engine
+def varied_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint with random norm weights and sinks, where the specification's are all 1 and 0: a swap shows."""
+    folder = tmp_path_factory.mktemp("varied-v41")
+    write_tiny(folder)
+    generator = torch.Generator().manual_seed(1)
+    for shard in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(shard)
+        for name, tensor in tensors.items():
+            noise = torch.randn(tensor.shape, generator=generator)
+            if "norm" in name:
+                tensors[name] = (1 + 0.2 * noise).to(tensor.dtype)
+            elif name.endswith("attn_sink"):
+                tensors[name] = noise.to(tensor.dtype)
+        save_file(tensors, shard, metadata={"format": "pt"})
+    return folder
 
 
 def text_tokens(num_tokens: int, seed: int = 0) -> list[int]:

@@ -23,8 +23,13 @@ def test_vllm_keeps_chunked_prefill_prefix_caching_and_our_block_size(start):
     assert config.model_config.tokenizer_mode == "deepseek_v41"
 
 
-def test_the_users_block_size_stays(start):
-    assert start(block_size=32).cache_config.block_size == 32
+def test_window_rows_are_kept_for_hits_at_every_block(start):
+    assert start().cache_config.prefix_cache_retention_interval is None
+
+
+def test_the_users_own_choices_stay(start):
+    cache = start(block_size=32, prefix_cache_retention_interval=256).cache_config
+    assert (cache.block_size, cache.prefix_cache_retention_interval) == (32, 256)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

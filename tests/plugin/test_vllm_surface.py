@@ -1,4 +1,4 @@
-"""Every name and signature of vLLM that we rely on. It runs against each supported version: here changes are learned of."""
+"""Every name and signature of vLLM that we rely on. Runs against each supported version."""
 
 import ast
 import inspect
