@@ -26,12 +26,14 @@ def main() -> None:
     for chunk in client.chat.completions.create(
         model=args.model, messages=question, max_tokens=args.max_tokens, stream=True
     ):
-        print(chunk.choices[0].delta.content or "", end="", flush=True)
+        delta = chunk.choices[0].delta
+        print(delta.content or getattr(delta, "reasoning", None) or "", end="", flush=True)
 
     answer = client.chat.completions.create(
         model=args.model,
         messages=question,
         max_tokens=args.max_tokens,
+        extra_body={"chat_template_kwargs": {"thinking": False}},  # with thinking the schema starts after </think>
         response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}},
     )
     content = answer.choices[0].message.content or ""
