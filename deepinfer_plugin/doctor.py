@@ -123,7 +123,7 @@ def describe_cache(model: str) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.torch_utils import set_default_torch_dtype
     from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
-    from vllm.v1.core.kv_cache_utils import get_kv_cache_groups, resolve_kv_cache_block_sizes
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     from deepinfer_plugin.model_executor.caches.metadata import CacheBackend
@@ -140,7 +140,7 @@ def describe_cache(model: str) -> dict[str, Any]:
             specs = {name: layer.get_kv_cache_spec(config) for name, layer in layers.items()}
             layouts = [layout.name for layout in CacheBackend.supported_kv_cache_layouts()]
             resolve_kv_cache_layout(config, [layouts], specs.values())
-            groups = get_kv_cache_groups(config, specs)
+            groups = vllm_compat.get_kv_cache_groups(config, specs)
             granularity, _ = resolve_kv_cache_block_sizes(KVCacheConfig(1, [], groups), config)
         finally:
             cleanup_dist_env_and_memory()

@@ -1,10 +1,13 @@
-"""Which vLLM we run in. The only file with a version in it.
+"""Which vLLM we run in, and the names that moved between its versions. The only file with a version in it.
 
-It imports nothing of vLLM but its version, so that a refusal comes before anything that may have moved.
+Importing it imports nothing of vLLM but its version, so that a refusal comes before anything that may have moved.
 """
 
 import os
+from collections.abc import Mapping
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -52,3 +55,10 @@ def check_version() -> str:
             f"out with VLLM_PLUGINS, or set {OVERRIDE}=1 to try it untested."
         )
     return version
+
+
+def get_kv_cache_groups(vllm_config: Any, specs: Mapping[str, Any]) -> list[Any]:
+    """vLLM's split of cache layers into groups. The first place can go when 0.32 is no longer supported."""
+    old, new = "vllm.v1.core.kv_cache_utils", "vllm.v1.core.kv_cache_planning"
+    module = import_module(new if Version(vllm_version()) >= Version("0.33") else old)
+    return module.get_kv_cache_groups(vllm_config, dict(specs))

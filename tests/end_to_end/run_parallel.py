@@ -1,6 +1,6 @@
 """Logits and tokens of a few prompts from an engine with several ranks: a program, since vLLM starts worker processes.
 
-    python -m tests.end_to_end.run_parallel CHECKPOINT OUT.pt '{"tensor_parallel_size": 2}'
+python -m tests.end_to_end.run_parallel CHECKPOINT OUT.pt '{"tensor_parallel_size": 2}'
 """
 
 import json

@@ -57,7 +57,6 @@ SIGNATURES = {
         "hf_config",
     ),
     "vllm.model_executor.layers.logits_processor:LogitsProcessor.forward": ("self", "lm_head", "hidden_states"),
-    "vllm.v1.core.kv_cache_utils:get_kv_cache_groups": ("vllm_config", "kv_cache_spec"),
     "vllm.v1.core.kv_cache_utils:resolve_kv_cache_block_sizes": ("kv_cache_config", "vllm_config"),
     "vllm.v1.attention.backends.utils:resolve_kv_cache_layout": (
         "vllm_config",
