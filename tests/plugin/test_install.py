@@ -3,6 +3,7 @@
 import ast
 import importlib
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,7 +85,13 @@ for broken in sys.argv[1:]:
     assert done.returncode == 0, done.stderr
 
 
-def test_an_import_error_in_the_model_stops_the_start(tiny_checkpoint, tmp_path, monkeypatch):
+@pytest.fixture
+def own_checkpoint(tiny_checkpoint, tmp_path):
+    """A copy: vLLM remembers by folder which class it has resolved."""
+    return shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
+
+
+def test_an_import_error_in_the_model_stops_the_start(own_checkpoint, tmp_path, monkeypatch):
     from vllm.model_executor.models import ModelRegistry
 
     (tmp_path / "broken_model.py").write_text("import a_module_that_does_not_exist\n")
@@ -92,26 +99,26 @@ def test_an_import_error_in_the_model_stops_the_start(tiny_checkpoint, tmp_path,
     monkeypatch.syspath_prepend(str(tmp_path))
     ModelRegistry.register_model(install.ARCH, f"broken_model:{install.ARCH}")
     with pytest.raises(Exception, match="failed to be inspected"):
-        start(tiny_checkpoint)
+        start(own_checkpoint)
 
 
-def test_a_plugin_that_takes_the_architecture_later_stops_the_start_by_name(tiny_checkpoint):
+def test_a_plugin_that_takes_the_architecture_later_stops_the_start_by_name(own_checkpoint):
     from vllm.model_executor.models import ModelRegistry
 
     ours = importlib.import_module(install.MODULE).DeepseekV41ForCausalLM
     thief = type("ThiefForCausalLM", (ours,), {"__module__": "other_plugin.model"})
     ModelRegistry.register_model(install.ARCH, thief)
     with pytest.raises(RuntimeError, match=r"other_plugin\.model\.ThiefForCausalLM was registered for it later"):
-        start(tiny_checkpoint)
+        start(own_checkpoint)
 
 
-def test_the_native_class_taking_it_back_stops_the_start(tiny_checkpoint):
+def test_the_native_class_taking_it_back_stops_the_start(own_checkpoint):
     from vllm.model_executor.models import ModelRegistry
 
     ModelRegistry.register_model(install.ARCH, f"vllm.models.deepseek_v41:{install.ARCH}")
     assert owner(install.ARCH).startswith("vllm.")
     with pytest.raises(Exception, match=r"registered for it later|failed to be inspected"):
-        start(tiny_checkpoint)
+        start(own_checkpoint)
 
 
 def test_the_owner_of_an_unknown_architecture_is_nobody():
