@@ -100,7 +100,9 @@ def main() -> None:
             line = next(line for line in output.splitlines() if line.startswith("RESULT"))
             rows[name] = json.loads(line.removeprefix("RESULT"))
 
-    print(f"\n{platform.processor() or platform.machine()}, {os.cpu_count()} cores, vLLM {version('vllm')}, {args.dtype}")
+    print(
+        f"\n{platform.processor() or platform.machine()}, {os.cpu_count()} cores, vLLM {version('vllm')}, {args.dtype}"
+    )
     print(f"{'ms per decode step':24}" + "".join(f"{f'batch {batch}':>12}" for batch in BATCHES))
     for name, times in rows.items():
         print(f"{name:24}" + "".join(f"{times[str(batch)]:12.2f}" for batch in BATCHES))

@@ -1,7 +1,7 @@
 """Generate text with V4.1-Flash through vLLM, and say which class served it.
 
-    python examples/offline_inference.py                       # a tiny checkpoint with random weights, made on the spot
-    python examples/offline_inference.py --model DIR_OR_NAME   # a checkpoint of yours
+python examples/offline_inference.py                       # a tiny checkpoint with random weights, made on the spot
+python examples/offline_inference.py --model DIR_OR_NAME   # a checkpoint of yours
 """
 
 import argparse

@@ -7,7 +7,6 @@ from pkgutil import iter_modules
 from typing import Any
 
 import deepinfer_plugin.kernels
-
 from deepinfer_plugin.kernels.target import Target, current_target
 
 _forced: dict[str, str] = {}

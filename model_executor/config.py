@@ -1,4 +1,4 @@
-"""Every option of ours: `--additional-config '{"deepinfer": {...}}'`. Read once per process, passed on as plain values."""
+"""Every option of ours: `--additional-config '{"deepinfer": {...}}'`. Read once per process, passed on as values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -16,7 +16,7 @@ class DeepInferConfig:
 
     activation_rounding: round the inputs of FP8 and FP4 products to FP8, as in training. Off: other text than V4.1's.
     kv_rounding: round local keys to FP8, compressed entries and index keys to FP4, as in training. Off: other text.
-    force_kernels: op -> module that runs it whatever the hardware, {"rms_norm": "reference"} say. Empty: the tables decide.
+    force_kernels: op -> module that runs it whatever the hardware, {"rms_norm": "reference"} say. Empty: tables decide.
     """
 
     activation_rounding: bool = True
@@ -56,7 +56,9 @@ class DeepInferConfig:
             if key not in known:
                 close = get_close_matches(str(key), known, n=1)
                 hint = f"did you mean {close[0]!r}? " if close else ""
-                raise ValueError(f"additional_config.{SECTION}: unknown option {key!r}; {hint}known: {', '.join(known)}")
+                raise ValueError(
+                    f"additional_config.{SECTION}: unknown option {key!r}; {hint}known: {', '.join(known)}"
+                )
         return cls(**options)
 
     @property

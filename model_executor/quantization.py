@@ -1,4 +1,4 @@
-"""V4.1's checkpoint format as a vLLM quantisation method, so that vLLM accepts the checkpoint on every platform and dtype.
+"""V4.1's checkpoint format as a vLLM quantisation method, so that vLLM accepts it on every platform and dtype.
 
 Layers do not ask this class how to store their weights: `layers/linear.py` says so for each.
 """

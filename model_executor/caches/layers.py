@@ -1,4 +1,4 @@
-"""The caches of V4.1 as vLLM layers, each with its KV-cache spec. One physical memory, one layer; readers hold a reference to the owner's.
+"""The caches of V4.1 as vLLM layers, each with its KV-cache spec. One physical memory, one layer; readers refer to it.
 
 On a target without packed records a cache holds the exact values of the rounded entries in the model's dtype
 (model specification, section 4.4).

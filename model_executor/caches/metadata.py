@@ -1,4 +1,4 @@
-"""What a step must know to use the caches. vLLM's metadata builder only passes tensors on; the arithmetic is done once per step, on the device."""
+"""What a step must know to use the caches: vLLM's builder passes tensors on, and the device does the arithmetic."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +66,7 @@ class CacheBackend(AttentionBackend):
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
-        # block-outermost: caches of different record sizes keep the same block size, so that prefix hits stay fine-grained
+        # block-outermost: caches of different record sizes keep the same block size, so prefix hits stay fine-grained
         return (KVCacheLayout.BLHNC, KVCacheLayout.BLNHC)
 
 
@@ -94,14 +94,14 @@ class Step:
         if not metadata:
             return None
         if not isinstance(metadata, dict):
-            raise NotImplementedError("V4.1: micro-batches (dual-batch overlap) are not built; run without --enable-dbo")
+            raise NotImplementedError(
+                "V4.1: micro-batches (dual-batch overlap) are not built; run without --enable-dbo"
+            )
         query_start_loc = next(iter(metadata.values())).query_start_loc
         rows = torch.arange(positions.shape[0], device=positions.device, dtype=query_start_loc.dtype)
         request_ids = torch.searchsorted(query_start_loc[1:].contiguous(), rows, right=True)
         is_padding = rows >= query_start_loc[-1]
-        return cls(
-            positions.masked_fill(is_padding, -1), request_ids.masked_fill(is_padding, 0), metadata
-        )
+        return cls(positions.masked_fill(is_padding, -1), request_ids.masked_fill(is_padding, 0), metadata)
 
     def pages(self, cache: "Any") -> Pages:
         """`cache` as this step's rows see it."""

@@ -107,7 +107,7 @@ class Attention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, step: Step | None, rotation: Rotation, selection: Selection
     ) -> torch.Tensor:
-        """[num_tokens, hidden_size] -> the same. Without a step (profiling) nothing is read or written in the caches."""
+        """[num_tokens, hidden_size] -> the same. Without a step (profiling) the caches are neither read nor written."""
         cos_sin = rotation.of(self.ratio)
         query_latent, kv = self.wqkv_a(self._rounded(hidden_states)).split((self.q_lora_rank, self.head_dim), dim=1)
         query_latent = self._rounded(rms_norm(query_latent, self.q_norm, self.eps))

@@ -1,4 +1,4 @@
-"""The compressor of a KV-source layer: pools tokens into the entries of global memory, and writes them with their index keys."""
+"""The compressor of a KV-source layer: pools tokens into entries of global memory, written with their index keys."""
 
 import torch
 from torch import nn

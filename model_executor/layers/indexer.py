@@ -32,9 +32,7 @@ class Selection:
 class Indexer(nn.Module):
     """Weights: `wq_b` (FP8) and `weights_proj`. Replicated over ranks. Source: model specification, section 2.6."""
 
-    def __init__(
-        self, shape: ModelShape, layer: int, source: Compressor, kv_rounding: bool, prefix: str
-    ) -> None:
+    def __init__(self, shape: ModelShape, layer: int, source: Compressor, kv_rounding: bool, prefix: str) -> None:
         super().__init__()
         heads, width = shape.index_n_heads, shape.index_head_dim
         self.num_heads, self.head_dim, self.topk = heads, width, shape.index_topk
@@ -50,9 +48,7 @@ class Indexer(nn.Module):
             prefix=f"{prefix}.wq_b",
             return_bias=False,
         )
-        self.weights_proj = nn.Parameter(
-            torch.empty(heads, shape.hidden_size, dtype=WEIGHT_DTYPE), requires_grad=False
-        )
+        self.weights_proj = nn.Parameter(torch.empty(heads, shape.hidden_size, dtype=WEIGHT_DTYPE), requires_grad=False)
         self._source = (source,)  # a tuple: the source is another layer's module, not a child of this one
 
     def forward(
@@ -79,6 +75,4 @@ class Indexer(nn.Module):
             )
         else:
             blocks = selection.candidate_blocks if self.restricted else None
-            selection.entries = index_topk(
-                query, head_weights, keys, num_visible, self.topk, blocks, self.block_size
-            )
+            selection.entries = index_topk(query, head_weights, keys, num_visible, self.topk, blocks, self.block_size)

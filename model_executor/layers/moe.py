@@ -24,9 +24,7 @@ class Gate(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         experts = shape.n_routed_experts
-        self.weight = nn.Parameter(
-            torch.empty(experts, shape.hidden_size, dtype=WEIGHT_DTYPE), requires_grad=False
-        )
+        self.weight = nn.Parameter(torch.empty(experts, shape.hidden_size, dtype=WEIGHT_DTYPE), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(experts, dtype=torch.float32), requires_grad=False)
         self.bias_vl = nn.Parameter(torch.empty(experts, dtype=torch.float32), requires_grad=False)
         self.top_k, self.scaling = shape.num_experts_per_tok, shape.routed_scaling_factor
@@ -37,7 +35,7 @@ class Gate(nn.Module):
 
 
 class Experts(nn.Module):
-    """Weights: `w13` [num_local, 2 * intermediate_size, hidden_size] and `w2` [num_local, hidden_size, intermediate_size].
+    """Weights: `w13` [num_local, 2 * intermediate_size, hidden_size], `w2` [num_local, hidden_size, intermediate_size].
 
     With expert parallelism a rank holds a contiguous range of whole experts; otherwise a slice of every expert.
     """

@@ -1,4 +1,4 @@
-"""The numbers of one V4.1 checkpoint, validated once, and what follows from them: layer kinds and who shares whose memory."""
+"""The numbers of one V4.1 checkpoint, validated once, and what follows: layer kinds, and who shares whose memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

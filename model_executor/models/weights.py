@@ -1,4 +1,4 @@
-"""From the checkpoint's tensors to the model's parameters: names, pairing of codes and scale factors, decoding, merging.
+"""From the checkpoint's tensors to the model's parameters: names, codes with their scale factors, decoding, merging.
 
 Tensors are taken one at a time, as they are read; a weight and its scale factors are decoded when both are there.
 """

@@ -119,7 +119,7 @@ def start_engine(folder: Path, deepinfer: dict[str, Any] | None = None, **option
 
 @pytest.fixture(scope="session")
 def varied_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny checkpoint with random norm weights and sinks, where the specification's are all 1 and 0: a swap shows."""
+    """The tiny checkpoint with random norm weights and sinks (else all 1 and all 0), so that a swap shows."""
     folder = tmp_path_factory.mktemp("varied-v41")
     write_tiny(folder)
     generator = torch.Generator().manual_seed(1)

@@ -23,7 +23,7 @@ def no_rounding(kind: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def exact_rounding(kind: str, x: torch.Tensor) -> torch.Tensor:
-    """kind: "activation" (inputs of FP8 and FP4 products), "local_kv", "entry" (compressed) or "index" (keys, queries)."""
+    """kind: "activation" (inputs of FP8, FP4 products), "local_kv", "entry" (compressed) or "index" (keys, queries)."""
     return ROUND[kind](x)
 
 

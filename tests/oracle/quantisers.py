@@ -17,7 +17,7 @@ E4M3 = torch.tensor(
 
 
 def nearest(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
-    """Magnitudes of `x` on `grid`, ascending from 0 in the order of codes; halfway goes to the even code; saturating."""
+    """Magnitudes of `x` on `grid`, ascending from 0 in the order of codes; ties to the even code; saturating."""
     size = x.abs().clamp(max=float(grid[-1]))
     upper = torch.searchsorted(grid, size).clamp(1, len(grid) - 1)
     below, above = grid[upper - 1], grid[upper]
