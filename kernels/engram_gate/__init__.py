@@ -41,8 +41,8 @@ def engram_gate(
         raise ValueError(f"engram_gate: streams must be [num_tokens, m, hidden_size], got {tuple(streams.shape)}")
     num_tokens, num_streams, hidden_size = streams.shape
     if key_values.shape != (num_tokens, num_streams + 1, hidden_size):
-        want, got = [num_tokens, num_streams + 1, hidden_size], tuple(key_values.shape)
-        raise ValueError(f"engram_gate: key_values must be {want}, got {got}")
+        want = [num_tokens, num_streams + 1, hidden_size]
+        raise ValueError(f"engram_gate: key_values must be {want}, got {tuple(key_values.shape)}")
     if q_weight.shape != (num_streams, hidden_size) or k_weight.shape != (num_streams, hidden_size):
         got = f"{tuple(q_weight.shape)} and {tuple(k_weight.shape)}"
         raise ValueError(f"engram_gate: q_weight and k_weight must be {[num_streams, hidden_size]}, got {got}")

@@ -60,6 +60,6 @@ def sparse_attention(
             got = f"cache {tuple(selected.cache.shape)} and request_ids {tuple(selected.request_ids.shape)}"
             raise ValueError(f"sparse_attention: selected must fit query {tuple(query.shape)}, got {got}")
         if selected_indices.dim() != 2 or selected_indices.shape[0] != num_tokens:
-            got = tuple(selected_indices.shape)
-            raise ValueError(f"sparse_attention: selected_indices must be [{num_tokens}, n], got {got}")
+            shape = tuple(selected_indices.shape)
+            raise ValueError(f"sparse_attention: selected_indices must be [{num_tokens}, n], got {shape}")
     return TABLE(query, window, positions, window_size, selected, selected_indices, sink, scale)

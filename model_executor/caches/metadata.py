@@ -81,7 +81,7 @@ class Step:
     positions: torch.Tensor
     request_ids: torch.Tensor
     metadata: dict[str, CacheMetadata]
-    _slots: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    _computed: dict[tuple[str | int, ...], torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def current(cls, positions: torch.Tensor) -> "Step | None":
@@ -113,25 +113,26 @@ class Step:
         With `ratio` 2 only the row that completes a group writes, at the group's entry; -1 elsewhere.
         """
         block_table = self.metadata[cache.prefix].block_table
-        key = (id(block_table), cache.kv_cache.shape[1], ratio)
-        if key not in self._slots:
-            self._slots[key] = self.pages(cache).slots(self.entries(ratio))
-        return self._slots[key]
+        # caches of one group share their block table
+        key = ("slots", id(block_table), cache.kv_cache.shape[1], ratio)
+        if key not in self._computed:
+            self._computed[key] = self.pages(cache).slots(self.entries(ratio))
+        return self._computed[key]
 
     def entries(self, ratio: int) -> torch.Tensor:
         """The compressed entry that each row completes, -1 for none: [num_tokens] int64."""
         if ratio == 1:
             return self.positions
-        key = (-1, -1, ratio)
-        if key not in self._slots:
+        key = ("entries", ratio)
+        if key not in self._computed:
             closes = (self.positions + 1) % ratio == 0
             # a padding row has position -1: (-1 + 1) % ratio == 0, and -1 // ratio is -1
-            self._slots[key] = torch.where(closes, self.positions // ratio, -1)
-        return self._slots[key]
+            self._computed[key] = torch.where(closes, self.positions // ratio, -1)
+        return self._computed[key]
 
     def num_visible(self, ratio: int) -> torch.Tensor:
         """Compressed entries a row may see, its own completed group included: floor((p + 1) / ratio), [num_tokens]."""
-        key = (-2, -2, ratio)
-        if key not in self._slots:
-            self._slots[key] = (self.positions + 1) // ratio
-        return self._slots[key]
+        key = ("visible", ratio)
+        if key not in self._computed:
+            self._computed[key] = (self.positions + 1) // ratio
+        return self._computed[key]

@@ -87,16 +87,15 @@ class Attention(nn.Module):
         )
         self.local_keys = sliding_cache(f"{prefix}.local_keys", d, shape.sliding_window, dtype)
 
-        kind = shape.kind(layer)
+        kind, source = shape.kind(layer), shape.kv_source(layer)
         if kind == "full":
             self.compressor = Compressor(shape, layer, dtype, rounding.kv, f"{prefix}.compressor")
             compressors[layer] = self.compressor
-        if kind in ("full", "reindex"):
-            source = compressors[shape.kv_source(layer)]
-            self.indexer = Indexer(shape, layer, source, rounding.kv, f"{prefix}.indexer")
-        self.owns_entries, self.selects = kind == "full", kind in ("full", "reindex")
         # a tuple: the source is another layer's module, not a child of this one
-        self._source = (compressors[shape.kv_source(layer)],) if self.ratio else ()
+        self._source: tuple[Compressor, ...] = () if source is None else (compressors[source],)
+        if kind in ("full", "reindex"):
+            self.indexer = Indexer(shape, layer, self._source[0], rounding.kv, f"{prefix}.indexer")
+        self.owns_entries, self.selects = kind == "full", kind in ("full", "reindex")
 
     def load_shard(self, parameter: nn.Parameter, weight: torch.Tensor) -> None:
         """Copy this rank's heads or groups, which are contiguous along dim 0 of the checkpoint's tensor."""
@@ -128,8 +127,8 @@ class Attention(nn.Module):
                 step.pages(self.local_keys),
                 step.positions,
                 self.window,
-                step.pages(self._source[0].entries) if self.ratio else None,
-                selection.entries if self.ratio else None,
+                step.pages(self._source[0].entries) if self._source else None,
+                selection.entries if self._source else None,
                 self.attn_sink,
                 self.scale,
             )

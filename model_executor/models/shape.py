@@ -129,12 +129,13 @@ class ModelShape:
         _require_fixed("text_config", text, FIXED)
         _require_fixed("quantization_config", text.get("quantization_config") or {}, FIXED_QUANTIZATION)
         _require_fixed("text_config", text, {"index_k_source_layer_ids": text.get("kv_source_layer_ids")})
-        values: dict[str, Any] = {f.name: text.get(f.name) for f in fields(cls)}
+        values = {f.name: text.get(f.name) for f in fields(cls)}
         values["yarn"] = YarnScaling(**_pick("rope_scaling", rope, YarnScaling))
         values["vision"] = VisionShape(**_pick("vision_config", vision, VisionShape))
         if missing := [name for name, value in values.items() if value is None]:
             raise ValueError(f"config.json: V4.1 needs {', '.join(missing)} in text_config, found none")
-        shape = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        shape = cls(**arguments)
         shape._check_topology()
         return shape
 
