@@ -16,6 +16,8 @@ _tables: dict[str, "Dispatch"] = {}
 def force(op: str, module: str) -> None:
     """Run `op` from `module` ("reference", say) whatever the target. For debugging and A/B runs."""
     _forced[op] = module
+    if op in _tables:
+        _tables[op]._chosen = None
 
 
 def tables() -> dict[str, "Dispatch"]:
@@ -50,6 +52,7 @@ class Dispatch:
         self.package, self.op = package, op or package.rpartition(".")[2]
         self.table = {Target(name): module for name, module in {"cpu": cpu, **others}.items()}
         self._loaded: dict[str, Callable[..., Any]] = {}
+        self._chosen: Callable[..., Any] | None = None  # what calls run, until `force` changes it
         _tables[self.op] = self
 
     def load(self, module: str) -> Callable[..., Any]:
@@ -72,4 +75,6 @@ class Dispatch:
         return self.choose(target), f"table row for {target.value}"
 
     def __call__(self, *args: Any) -> Any:
-        return self.load(_forced.get(self.op) or self.choose(current_target()))(*args)
+        if self._chosen is None:
+            self._chosen = self.load(self.chosen()[0])
+        return self._chosen(*args)

@@ -36,9 +36,9 @@ def row_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return row_gemm(x, pad(weight, (0, 0, 0, MIN_COLUMNS - num_columns)))[:, :num_columns].contiguous()
     num_tiles = -(-num_tokens // TILE_SIZE)
     padding = num_tiles * TILE_SIZE - num_tokens
-    tiles = (pad(x, (0, 0, 0, padding)) if padding else x).reshape(num_tiles, TILE_SIZE, width)
-    product = torch.bmm(tiles, weight.t().expand(num_tiles, -1, -1))
-    return product.view(num_tiles * TILE_SIZE, num_columns)[:num_tokens]
+    tiles = (torch.constant_pad_nd(x, (0, 0, 0, padding)) if padding else x).reshape(num_tiles, TILE_SIZE, width)
+    product = torch.bmm(tiles, weight.mT.expand(num_tiles, -1, -1)).view(-1, num_columns)
+    return product[:num_tokens] if padding else product
 
 
 def tile_gemm(tiles: torch.Tensor, weights: torch.Tensor, tile_weight_ids: torch.Tensor) -> torch.Tensor:

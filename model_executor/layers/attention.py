@@ -92,7 +92,7 @@ class Attention(nn.Module):
             self.compressor = Compressor(shape, layer, dtype, rounding.kv, f"{prefix}.compressor")
             compressors[layer] = self.compressor
         # a tuple: the source is another layer's module, not a child of this one
-        self._source: tuple[Compressor, ...] = () if source is None else (compressors[source],)
+        self._source = tuple([] if source is None else [compressors[source]])
         if kind in ("full", "reindex"):
             self.indexer = Indexer(shape, layer, self._source[0], rounding.kv, f"{prefix}.indexer")
         self.owns_entries, self.selects = kind == "full", kind in ("full", "reindex")
