@@ -1,19 +1,22 @@
-"""Writes the tiny checkpoint: V4.1's own format and every code path, in a few megabytes of random weights.
+"""Writes tiny checkpoints: V4.1's own format and every code path in a few megabytes, with random or trained weights.
 
 The folder can be served like the released model. Equal seeds give equal bytes.
 """
 
 import json
 import math
+import shutil
 import zlib
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 
 from deepinfer_plugin.kernels.quant_formats import encode_fp4, encode_fp8_blocks, encode_fp8_rows
 from deepinfer_plugin.model_executor.models.checkpoint import Entry, Format, entries, stored
@@ -21,6 +24,7 @@ from deepinfer_plugin.model_executor.models.shape import ModelShape
 from deepinfer_plugin.model_executor.models.tiny_tokenizer import BOS, EOS, PAD, tiny_tokenizer
 
 CONFIG = Path(__file__).with_name("tiny_config.json")
+TRAINED = Path(__file__).with_name("tiny_trained")  # made by examples/train_tiny
 
 ENCODERS: dict[Format, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]] = {
     Format.BF16: lambda x: (x.bfloat16(),),
@@ -63,14 +67,36 @@ def write_tiny(folder: Path, seed: int = 0) -> None:
     """
     if seed < 0:
         raise ValueError(f"tiny checkpoint: seed must be 0 or more, got {seed}")
-    folder.mkdir(parents=True, exist_ok=True)
     config = json.loads(CONFIG.read_text(encoding="utf-8"))
-    tensors = _tensors(ModelShape.from_json(config), seed)
+    shape = ModelShape.from_json(config)
+    write_checkpoint(folder, config, tiny_tokenizer(), lambda entry: _numbers(entry, shape, seed))
+
+
+def write_trained(folder: Path) -> None:
+    """Fill `folder` with the trained tiny checkpoint of this package; files of the same names are overwritten."""
+    shutil.copytree(TRAINED, folder, dirs_exist_ok=True)
+
+
+def write_checkpoint(
+    folder: Path, config: dict[str, Any], tokenizer: Tokenizer, numbers: Callable[[Entry], torch.Tensor]
+) -> None:
+    """Fill `folder` with a checkpoint: two shards with their index, tokenizer, configuration.
+
+    Args:
+        folder: made if it does not exist; files of the same names are overwritten.
+        config: content of `config.json`.
+        tokenizer: saved as it is.
+        numbers: the fp32 values of each array; they are encoded in the array's format.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, torch.Tensor] = {}
+    for entry in entries(ModelShape.from_json(config)):
+        parts = ENCODERS[entry.format](numbers(entry))
+        tensors.update(zip((spec.name for spec in stored(entry)), parts, strict=True))
     _write_shards(folder, tensors)
     special = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD}
-    ids = {f"{name}_id": config[f"{name}_id"] for name in special}
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", ids)
+    _write_json(folder / "generation_config.json", {f"{name}_id": config[f"{name}_id"] for name in special})
     _write_json(
         folder / "tokenizer_config.json",
         {
@@ -80,21 +106,13 @@ def write_tiny(folder: Path, seed: int = 0) -> None:
             "model_max_length": config["text_config"]["max_position_embeddings"],
         },
     )
-    tiny_tokenizer().save(str(folder / "tokenizer.json"))
-
-
-def _tensors(shape: ModelShape, seed: int) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    for entry in entries(shape):
-        parts = ENCODERS[entry.format](_numbers(entry, shape, seed))
-        tensors.update(zip((spec.name for spec in stored(entry)), parts, strict=True))
-    return tensors
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def _numbers(entry: Entry, shape: ModelShape, seed: int) -> torch.Tensor:
     """fp32 values of one array; they depend on its name and on nothing else that is written."""
     if fnmatchcase(entry.name, "*.hc_*_base"):
-        return _mix_base(int(entry.name.split(".")[1]), shape.hc_mult)
+        return mix_base(int(entry.name.split(".")[1]), shape.hc_mult)
     rng = np.random.default_rng([seed, zlib.crc32(entry.name.encode())])
     normal = torch.from_numpy(rng.standard_normal(entry.shape, dtype=np.float32))
     for pattern, mean, deviation in DISTRIBUTIONS:
@@ -104,7 +122,7 @@ def _numbers(entry: Entry, shape: ModelShape, seed: int) -> torch.Tensor:
     return normal * (gain / math.sqrt(entry.shape[-1]))
 
 
-def _mix_base(layer: int, hc_mult: int) -> torch.Tensor:
+def mix_base(layer: int, hc_mult: int) -> torch.Tensor:
     """A layer reads mostly stream `layer % hc_mult`, and streams mostly keep to themselves."""
     pre = torch.full((hc_mult,), -3.0)
     pre[layer % hc_mult] = 3.0

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from safetensors.torch import load_file, save_file
-
-from deepinfer_plugin.model_executor.models.tiny import write_tiny
 
 VOCABULARY = 512
 ROUNDING_OFF = {"activation_rounding": False, "kv_rounding": False}
@@ -115,24 +111,6 @@ def start_engine(folder: Path, deepinfer: dict[str, Any] | None = None, **option
         del llm
         cleanup_dist_env_and_memory()
         gc.collect()
-
-
-@pytest.fixture(scope="session")
-def varied_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny checkpoint with random norm weights and sinks (else all 1 and all 0), so that a swap shows."""
-    folder = tmp_path_factory.mktemp("varied-v41")
-    write_tiny(folder)
-    generator = torch.Generator().manual_seed(1)
-    for shard in sorted(folder.glob("*.safetensors")):
-        tensors = load_file(shard)
-        for name, tensor in tensors.items():
-            noise = torch.randn(tensor.shape, generator=generator)
-            if "norm" in name:
-                tensors[name] = (1 + 0.2 * noise).to(tensor.dtype)
-            elif name.endswith("attn_sink"):
-                tensors[name] = noise.to(tensor.dtype)
-        save_file(tensors, shard, metadata={"format": "pt"})
-    return folder
 
 
 def text_tokens(num_tokens: int, seed: int = 0) -> list[int]:
