@@ -241,7 +241,7 @@ def _story(rng: random.Random) -> tuple[str, str, str]:
 
 def _json_answer(rng: random.Random) -> tuple[str, str, str]:
     name, place, job, age = rng.choice(NAMES), rng.choice(PLACES), rng.choice(JOBS), rng.randrange(5, 95)
-    food, thing, price = rng.choice(FOODS), rng.choice(THINGS), round(rng.uniform(1, 99), 2)
+    thing, price = rng.choice(THINGS), round(rng.uniform(1, 99), 2)
     count, married = rng.randrange(1, 20), rng.random() < 0.5
     person = {"name": name, "age": age, "city": place}
     kind = rng.randrange(6)
@@ -250,7 +250,8 @@ def _json_answer(rng: random.Random) -> tuple[str, str, str]:
         question = f"Give me JSON for a person: {name}, {age} years old, from {place}. Keys: name, age, city."
     elif kind == 1:
         record = {"name": name, "job": job, "married": married}
-        question = f"Write JSON with the keys name, job and married: {name} is a {job} and is {'' if married else 'not '}married."
+        answer = "" if married else "not "
+        question = f"Write JSON with the keys name, job and married: {name} is a {job} and is {answer}married."
     elif kind == 2:
         record = {"product": thing, "price": price, "quantity": count}
         question = f"JSON for an order, please: {count} times {thing} at {price}. Keys: product, price, quantity."
@@ -263,7 +264,8 @@ def _json_answer(rng: random.Random) -> tuple[str, str, str]:
     elif kind == 4:
         record = {"city": place, "weather": {"sky": rng.choice(SKIES), "temperature": rng.randrange(-10, 40)}}
         sky, degrees = record["weather"]["sky"], record["weather"]["temperature"]
-        question = f"Write JSON: in {place} the sky is {sky} and the temperature is {degrees}. Keys: city, weather (sky, temperature)."
+        question = f"Write JSON: in {place} the sky is {sky} and the temperature is {degrees}. "
+        question += "Keys: city, weather (sky, temperature)."
     else:
         people = [{"name": n, "age": rng.randrange(5, 95)} for n in rng.sample(NAMES, 2)]
         record = people
@@ -344,7 +346,8 @@ def _tool_conversation(rng: random.Random) -> tuple[list[Message], str]:
             ("calculate", rng.choice((f"What is {a} * {b}?", f"Please calculate {a} * {b}.")),
              {"expression": f"{a} * {b}"}, {"value": a * b}, f"{a} * {b} = {a * b}"),
             ("set_timer", f"Set a timer of {minutes} minutes for the {food}.",
-             {"minutes": minutes, "label": food}, {"ok": True}, f"The timer for the {food} is set to {minutes} minutes."),
+             {"minutes": minutes, "label": food}, {"ok": True},
+             f"The timer for the {food} is set to {minutes} minutes."),
             ("convert_currency", f"How much is {amount} {source} in {target}?",
              {"amount": amount, "source": source, "target": target}, {"value": round(amount * rate, 2)},
              f"{amount} {source} is {round(amount * rate, 2)} {target}."),

@@ -26,7 +26,11 @@ PLACES = [
     "Genoa",
     "York",
 ]
-NAMES = ["Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Henry", "Ida", "Jack", "Karl", "Laura", "Maria", "Noah", "Olga", "Peter", "Rosa", "Sam", "Tina", "Victor", "Alice", "Bruno", "Carla", "Daniel", "Elena", "Frank", "Hanna", "Igor", "Julia", "Leo", "Mia", "Nina", "Oscar", "Paul", "Rita", "Simon", "Sofia", "Thomas", "Vera", "Walter"]
+NAMES = [
+    "Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Henry", "Ida", "Jack", "Karl",
+    "Laura", "Maria", "Noah", "Olga", "Peter", "Rosa", "Sam", "Tina", "Victor", "Alice", "Bruno", "Carla",
+    "Daniel", "Elena", "Frank", "Hanna", "Igor", "Julia", "Leo", "Mia", "Nina", "Oscar", "Paul", "Rita",
+    "Simon", "Sofia", "Thomas", "Vera", "Walter"]  # fmt: skip
 ANIMALS = [
     ("cat", "meow", "in a house"), ("dog", "woof", "in a house"), ("cow", "moo", "on a farm"),
     ("duck", "quack", "on a pond"), ("sheep", "baa", "on a farm"), ("horse", "neigh", "in a stable"),
@@ -35,13 +39,24 @@ ANIMALS = [
     ("hen", "cluck", "on a farm"), ("bear", "growl", "in the forest"), ("wolf", "howl", "in the forest"),
     ("goat", "bleat", "on a hill"), ("snake", "hiss", "in the grass"), ("donkey", "hee-haw", "in a stable"),
 ]  # fmt: skip
-THINGS = ["lamp", "table", "chair", "clock", "book", "pen", "key", "door", "window", "boat", "bridge", "hammer", "basket", "bottle", "mirror", "ladder", "hat", "coat", "ring", "candle", "drum", "kettle", "letter", "map", "needle", "plate", "rope", "spoon", "wheel", "wagon", "box", "bell"]
-FOODS = ["bread", "cheese", "soup", "rice", "honey", "butter", "apples", "pears", "plums", "grapes", "nuts", "eggs", "fish", "cake", "salad", "beans", "carrots", "onions", "noodles", "pancakes", "milk", "tea", "lemons", "cherries"]
-JOBS = ["baker", "farmer", "teacher", "doctor", "sailor", "painter", "singer", "miller", "tailor", "smith", "shepherd", "gardener", "writer", "carpenter", "fisherman", "hunter", "judge", "nurse", "pilot", "cook"]
+THINGS = [
+    "lamp", "table", "chair", "clock", "book", "pen", "key", "door", "window", "boat", "bridge",
+    "hammer", "basket", "bottle", "mirror", "ladder", "hat", "coat", "ring", "candle", "drum", "kettle",
+    "letter", "map", "needle", "plate", "rope", "spoon", "wheel", "wagon", "box", "bell"]  # fmt: skip
+FOODS = [
+    "bread", "cheese", "soup", "rice", "honey", "butter", "apples", "pears", "plums", "grapes",
+    "nuts", "eggs", "fish", "cake", "salad", "beans", "carrots", "onions", "noodles", "pancakes", "milk",
+    "tea", "lemons", "cherries"]  # fmt: skip
+JOBS = [
+    "baker", "farmer", "teacher", "doctor", "sailor", "painter", "singer", "miller", "tailor",
+    "smith", "shepherd", "gardener", "writer", "carpenter", "fisherman", "hunter", "judge", "nurse", "pilot",
+    "cook"]  # fmt: skip
 SKIES = ["clear", "cloudy", "grey", "blue", "dark", "rainy", "sunny", "stormy", "misty", "bright"]
 CURRENCIES = ["EUR", "USD", "GBP", "JPY", "CHF", "SEK", "CNY", "INR"]
 WEEKDAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
-MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]  # fmt: skip
+MONTHS = [
+    "January", "February", "March", "April", "May", "June", "July", "August", "September",
+    "October", "November", "December"]  # fmt: skip
 OPPOSITES = [
     ("big", "small"), ("hot", "cold"), ("old", "young"), ("fast", "slow"), ("high", "low"), ("open", "closed"),
     ("full", "empty"), ("day", "night"), ("light", "dark"), ("early", "late"), ("rich", "poor"), ("strong", "weak"),

@@ -1,7 +1,7 @@
 """V4.1's text network over whole sequences, differentiable: what the trainer and the evaluation run.
 
-Weights are a dict of leaf tensors named as in the checkpoint, the experts of a layer stacked. The arithmetic follows the
-weights' device and `dtype`; in float64 it is the test oracle's, to rounding.
+Weights are a dict of leaf tensors named as in the checkpoint, the experts of a layer stacked. The arithmetic follows
+`dtype` and the weights' device; in float64 it is the test oracle's, to rounding.
 
 Source: model specification, sections 2.1 to 2.10.
 """
@@ -242,7 +242,7 @@ class Network:
                 memory.candidates = candidate_entries(scores, s.candidate_block_size, s.candidate_topk_blocks)
         if not self.index_rows:
             return None
-        rows = torch.randperm(num_tokens - ratio, device=self.device)[: self.index_rows] + ratio - 1
+        rows = torch.rand(num_tokens - ratio, device=self.device).topk(self.index_rows).indices + ratio - 1
         with torch.no_grad():
             teacher = attention_on_entries(q[:, rows], keys, memory.entries, local[:, rows], complete[rows],
                                            self.w(f"layers.{layer}.attn.attn_sink"))  # fmt: skip
@@ -362,7 +362,7 @@ def collapsed(streams: Tensor, mix: Tensor) -> Tensor:
 
 def spread(streams: Tensor, post: Tensor, comb: Tensor, y: Tensor) -> Tensor:
     """Step 1 of section 2.2: the sublayer's output joins every stream, and the streams mix."""
-    mixed = torch.einsum("...ij,...ic->...jc", comb, streams.to(comb.dtype))
+    mixed = (comb.unsqueeze(-1) * streams.to(comb.dtype).unsqueeze(-2)).sum(-3)
     return (post.unsqueeze(-1) * y.to(post.dtype).unsqueeze(-2) + mixed).to(streams.dtype)
 
 
@@ -448,7 +448,7 @@ def candidate_entries(scores: Tensor, block_size: int, num_blocks: int) -> Tenso
 
 
 def grouped_linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Rows sorted by expert, each times its expert's weight [E, N, K]. ends: int32 [E], where each expert's rows end."""
+    """Rows sorted by expert, each times its expert's weight [E, N, K]. ends: int32 [E], where an expert's rows end."""
     if rows.device.type == "cuda":
         return F.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
     parts = torch.tensor_split(rows, ends[:-1].tolist())

@@ -2,8 +2,9 @@
 
 python examples/train_tiny/prepare.py [--folder DIR] [--train-tokenizer]
 
-Writes DIR/train.npy (uint16, all documents one after the other in a fixed random order) and DIR/heldout.jsonl. One
-document in a hundred is held out, chosen by the hash of its text, so that it stays held out when a package changes.
+Writes DIR/train.npy and DIR/heldout.npy (uint16, documents one after the other in a fixed random order) and
+DIR/heldout.jsonl. One document in a hundred is held out, chosen by the hash of its text, so that it stays held out when
+a package changes.
 """
 
 import argparse
@@ -129,6 +130,12 @@ def main() -> None:
             tokens.append(np.array(encoding.ids, dtype=np.uint16))
             counts[document.source] += len(encoding.ids)
     np.save(args.folder / "train.npy", np.concatenate(tokens))
+    held_out = [d.text for d in everything if d.is_held_out]
+    random.Random(0).shuffle(held_out)
+    np.save(
+        args.folder / "heldout.npy",
+        np.array(tokenizer.encode("".join(held_out), add_special_tokens=False).ids, dtype=np.uint16),
+    )
     with (args.folder / "heldout.jsonl").open("w", encoding="utf-8") as file:
         for document in everything:
             if document.is_held_out:

@@ -9,6 +9,7 @@ goes on from there. At the end: DIR/weights.pt (what export.py reads) and DIR/lo
 import argparse
 import csv
 import json
+import math
 import time
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -31,6 +32,7 @@ from deepinfer_plugin.model_executor.models.engram_vocabulary import class_table
 from deepinfer_plugin.model_executor.models.shape import ModelShape
 
 SAVE_EVERY = 120.0  # seconds
+HELDOUT_EVERY = 500  # steps
 NO_DECAY = ("*embed*", "*_scale", "*_base", "*norm*", "*.attn_sink", "*.q_weight", "*.k_weight", "*.gate.weight")
 
 
@@ -56,8 +58,8 @@ class Stage:
 
 
 STAGES = {
-    "network": Stage("network", 9000, 32, 1024, 3e-3, 300, 4500),
-    "draft": Stage("draft", 3000, 32, 1024, 2e-3, 200, 1500, anchors=48, index_rows=0),
+    "network": Stage("network", 9000, 32, 1024, 2e-3, 300, 4500),
+    "draft": Stage("draft", 3500, 32, 1024, 2e-3, 200, 1750, anchors=48, index_rows=0),
 }
 COMPILED = ("gather", "spread", "remember", "norm", "rotate", "swiglu", "largest", "index_scores", "candidate_entries")
 
@@ -75,9 +77,19 @@ class Trainer:
         classes = class_table(TRAINED / "tokenizer.json", self.shape).to(device)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.network = Network(self.shape, classes, self.weights, dtype, index_rows=stage.index_rows)
-        self.tokens = torch.from_numpy(np.load(folder / "train.npy").astype(np.int32)).to(device)
-        self.optimizer = torch.optim.AdamW(self._groups(), betas=(0.9, 0.95), eps=1e-10, fused=device.type == "cuda")
-        self.done = 0
+        self.tokens, self.heldout = (
+            torch.from_numpy(np.load(folder / f"{part}.npy").astype(np.int32)).to(device)
+            for part in ("train", "heldout")
+        )
+        on_gpu = device.type == "cuda"
+        self.rate = torch.zeros((), device=device)  # a tensor, because a recorded step reads it anew each time
+        self.optimizer = torch.optim.AdamW(
+            self._groups(), lr=self.rate, betas=(0.9, 0.95), eps=1e-10, fused=on_gpu, capturable=on_gpu
+        )
+        self.batch = torch.zeros(stage.batch, stage.length + 1, dtype=torch.int64, device=device)
+        self.done, self.steps_here = 0, 0
+        self.recorded: torch.cuda.CUDAGraph | None = None
+        self.logged: dict[str, Tensor] = {}
 
     def _trained(self) -> list[str]:
         names = (
@@ -96,18 +108,41 @@ class Trainer:
         ]
 
     def step(self) -> dict[str, Tensor]:
-        """One update; returns what to log, still on the device."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.stage.rate(self.done)
-        batch = self._batch()
-        loss, logged = self._draft_loss(batch) if self.stage.name == "draft" else self._network_loss(batch)
+        """One update; returns what to log, still on the device. On a GPU the fourth step is recorded, then replayed."""
+        self.rate.fill_(self.stage.rate(self.done))
+        self.batch.copy_(self._batch())
+        if self.recorded is not None:
+            self.recorded.replay()
+        elif self.device.type == "cuda" and self.steps_here >= 3:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.recorded = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.recorded):
+                self.logged = self._update()
+            self.recorded.replay()
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.logged = self._update()
+        self.done, self.steps_here = self.done + 1, self.steps_here + 1
+        return self.logged
+
+    def _update(self) -> dict[str, Tensor]:
+        loss, logged = self._draft_loss(self.batch) if self.stage.name == "draft" else self._network_loss(self.batch)
         loss.backward()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         logged["grad_norm"] = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.done += 1
         return logged
+
+    def heldout_loss(self) -> float:
+        """Nats a token over the first held-out windows."""
+        stage, losses = self.stage, []
+        index_rows, self.network.index_rows = self.network.index_rows, 0
+        with torch.no_grad():
+            for windows in self.heldout[: 64 * stage.length].view(-1, stage.batch, stage.length):
+                logits = self.network.forward(windows.long()).logits
+                losses.append(F.cross_entropy(logits[:, :-1].flatten(0, 1), windows[:, 1:].long().flatten()))
+        self.network.index_rows = index_rows
+        return float(torch.stack(losses).mean())
 
     def _batch(self) -> Tensor:
         """[batch, length + 1]; step n reads the same places in every run."""
@@ -132,7 +167,7 @@ class Trainer:
         """Overloaded experts become less likely to be chosen; nothing else of the output depends on this bias."""
         with torch.no_grad():
             for layer, load in enumerate(loads):
-                step = self.stage.balance_step * min(1.0, self.stage.rate(self.done) / self.stage.learning_rate)
+                step = self.stage.balance_step * self.rate / self.stage.learning_rate
                 bias = self.weights[f"{block}.{layer}.ffn.gate.bias"]
                 bias += step * torch.sign(load.mean() - load).to(bias.dtype)
                 self.weights[f"{block}.{layer}.ffn.gate.bias_vl"].copy_(bias)
@@ -166,6 +201,11 @@ class Trainer:
             "accepted_length": 1 + accepted.cumprod(-1).sum(-1).mean(),
         }
 
+    def load(self, optimizer: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(optimizer)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate
+
     def state(self) -> dict[str, Any]:
         return {
             "stage": self.stage.name,
@@ -198,6 +238,10 @@ def run_stage(trainer: Trainer, folder: Path, deadline: float, log: Any) -> bool
             values = {name: float(value) for name, value in logged.items()}
             progress.set_postfix({name: f"{value:.3f}" for name, value in values.items()}, refresh=False)
             log.writerow([stage.name, trainer.done, *(f"{name}={value:.5f}" for name, value in values.items())])
+            if not math.isfinite(values["loss"]):
+                raise FloatingPointError(f"{stage.name}: the loss is {values['loss']} at step {trainer.done}")
+            if stage.name == "network" and (trainer.done % HELDOUT_EVERY == 0 or trainer.done == stage.steps):
+                log.writerow([stage.name, trainer.done, f"heldout={trainer.heldout_loss():.5f}"])
             if time.monotonic() > deadline:
                 break
             if time.monotonic() > saved + SAVE_EVERY:
@@ -234,7 +278,7 @@ def main() -> None:
             trainer = Trainer(stage, args.folder, weights, device)
             if saved["stage"] == name and saved["done"]:
                 trainer.done = saved["done"]
-                trainer.optimizer.load_state_dict(saved["optimizer"])
+                trainer.load(saved["optimizer"])
             if not run_stage(trainer, args.folder, deadline, csv.writer(log)):
                 print(f"time is up at step {trainer.done} of stage {name}: run the same command to go on")
                 return
