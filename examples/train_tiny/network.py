@@ -403,7 +403,7 @@ def attend(q: Tensor, keys: Tensor, visible: Tensor, sink: Tensor) -> Tensor:
 
 def _sink_key(size: torch.Size, row: int, d: int, like: Tensor) -> Tensor:
     key = torch.zeros(size, dtype=like.dtype, device=like.device)
-    key[row, d] = d**0.5
+    key[row, d].fill_(d**0.5)
     return key
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from tqdm import tqdm
 from weights import NOT_TRAINED, initial_weights
 
+from deepinfer_plugin.model_executor.models.checkpoint import Format
 from deepinfer_plugin.model_executor.models.engram_vocabulary import class_table
 from deepinfer_plugin.model_executor.models.shape import ModelShape
 
@@ -58,8 +59,8 @@ class Stage:
 
 
 STAGES = {
-    "network": Stage("network", 9000, 32, 1024, 2e-3, 300, 4500),
-    "draft": Stage("draft", 3500, 32, 1024, 2e-3, 200, 1750, anchors=48, index_rows=0),
+    "network": Stage("network", 7000, 32, 1024, 2e-3, 300, 3500),
+    "draft": Stage("draft", 2500, 32, 1024, 2e-3, 200, 1250, anchors=48, index_rows=0),
 }
 COMPILED = ("gather", "spread", "remember", "norm", "rotate", "swiglu", "largest", "index_scores", "candidate_entries")
 
@@ -220,9 +221,10 @@ def compile_pieces() -> None:
     torch._dynamo.config.recompile_limit = 64
     for name in COMPILED:
         setattr(network_module, name, torch.compile(getattr(network_module, name), dynamic=False))
-    for table in (ACTIVATION, WEIGHT):
-        for key, function in table.items():
-            table[key] = torch.compile(function, dynamic=False)  # type: ignore[literal-required]
+    for key in ("activation", "local_kv"):
+        ACTIVATION[key] = torch.compile(ACTIVATION[key], dynamic=False)
+    for format in (Format.FP8_BLOCKS, Format.FP8_ROWS):
+        WEIGHT[format] = torch.compile(WEIGHT[format], dynamic=False)
 
 
 def run_stage(trainer: Trainer, folder: Path, deadline: float, log: Any) -> bool:
