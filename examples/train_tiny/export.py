@@ -2,7 +2,7 @@
 
 python examples/train_tiny/export.py [--folder DIR] [--to DIR]
 
-Reads DIR/weights.pt. The checkpoint holds exactly the low-precision weights that the last step trained with. DIR/master.pt
+Reads DIR/weights.pt. The checkpoint holds exactly the low-precision weights that were trained with. DIR/master.pt
 holds the same weights before that rounding, for evaluate.py --master.
 """
 
