@@ -12,9 +12,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"deepinfer-plugin {version('deepinfer-plugin')}")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    tiny = commands.add_parser("tiny", help="write a tiny V4.1 checkpoint with random weights")
+    tiny = commands.add_parser("tiny", help="write a tiny V4.1 checkpoint with random or trained weights")
     tiny.add_argument("folder", type=Path, metavar="DIR")
-    tiny.add_argument("--seed", type=int, default=0, help="of the weights; equal seeds give equal bytes")
+    kind = tiny.add_mutually_exclusive_group()
+    kind.add_argument("--trained", action="store_true", help="the trained one of this package, 17 MB")
+    kind.add_argument("--seed", type=int, default=0, help="of random weights; equal seeds give equal bytes")
 
     doctor = commands.add_parser("doctor", help="who would serve V4.1 here, and how; exit status 1 if not us")
     doctor.add_argument("--model", help="folder or name whose configuration is asked; default: the tiny one")
@@ -25,14 +27,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
     if args.command == "tiny":
-        from deepinfer_plugin.model_executor.models.tiny import write_tiny
+        from deepinfer_plugin.model_executor.models.tiny import write_tiny, write_trained
 
         try:
-            write_tiny(args.folder, args.seed)
+            if args.trained:
+                write_trained(args.folder)
+            else:
+                write_tiny(args.folder, args.seed)
         except (ValueError, OSError) as error:
             sys.stderr.write(f"deepinfer-plugin tiny: {error}\n")
             return 1
-        sys.stdout.write(f"wrote a tiny V4.1 checkpoint with random weights to {args.folder}\n")
+        sys.stdout.write(
+            f"wrote a tiny V4.1 checkpoint with {'trained' if args.trained else 'random'} weights to {args.folder}\n"
+        )
         return 0
 
     if "vllm" not in sys.modules:

@@ -1,32 +1,37 @@
 """Generate text with V4.1-Flash through vLLM, and say which class served it.
 
-python examples/offline_inference.py                       # a tiny checkpoint with random weights, made on the spot
+python examples/offline_inference.py                       # the trained tiny checkpoint of the package
 python examples/offline_inference.py --model DIR_OR_NAME   # a checkpoint of yours
 """
 
 import argparse
 import os
-import tempfile
 import time
-from pathlib import Path
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # one process: starts in seconds, and shows its model
 
 from vllm import LLM, SamplingParams  # noqa: E402
 
-from deepinfer_plugin.model_executor.models.tiny import write_tiny  # noqa: E402
+from deepinfer_plugin.model_executor.models.tiny import TRAINED  # noqa: E402
 
 PROMPTS = [
     "The capital of France is",
     "Once upon a time there was",
-    "def fibonacci(n):",
-    "The quick brown fox jumps over the lazy dog. " * 6,
+    "And God said unto Moses,",
+    "Elizabeth was surprised, but",
+    "The SELECT statement is used to",
+]
+CHAT = [
+    "What is the capital of Italy?",
+    "What is 27 + 48?",
+    "Tell me a short story about an old lamp.",
+    "Give me JSON for a person: Clara, 31 years old, from Vienna. Keys: name, age, city.",
 ]
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="folder or Hugging Face name; default: a tiny random checkpoint")
+    parser.add_argument("--model", help="folder or Hugging Face name; default: the trained tiny checkpoint")
     parser.add_argument("--prompt", action="append", dest="prompts", help="may be given several times")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the likeliest token")
@@ -46,15 +51,21 @@ def generate(model: str, args: argparse.Namespace) -> None:
         enforce_eager=True,
         seed=args.seed,
     )
-    sampling = SamplingParams(
-        temperature=args.temperature, max_tokens=args.max_tokens, seed=args.seed, ignore_eos=args.model is None
-    )
+    sampling = SamplingParams(temperature=args.temperature, max_tokens=args.max_tokens, seed=args.seed)
     start = time.perf_counter()
     outputs = llm.generate(args.prompts or PROMPTS, sampling, use_tqdm=True)
+    if not args.prompts:
+        conversations = [[{"role": "user", "content": question}] for question in CHAT]
+        answers = llm.chat(conversations, sampling, use_tqdm=True, chat_template_kwargs={"thinking": False})
+    else:
+        answers = []
     seconds = time.perf_counter() - start
 
     for output in outputs:
-        print(f"\n> {output.prompt!r}\n{output.outputs[0].text!r}")
+        print(f"\n> {output.prompt}\n{output.outputs[0].text}")
+    for question, answer in zip(CHAT, answers, strict=False):
+        print(f"\nUser: {question}\nAssistant: {answer.outputs[0].text}")
+    outputs += answers
     num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     served_by = llm.apply_model(lambda m: f"{type(m).__module__}.{type(m).__qualname__}")[0]
     print(f"\nserved by  {served_by}")
@@ -63,10 +74,4 @@ def generate(model: str, args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     arguments = parse_arguments()
-    if arguments.model:
-        generate(arguments.model, arguments)
-    else:
-        with tempfile.TemporaryDirectory(prefix="tiny-v41-") as folder:
-            write_tiny(Path(folder))
-            print("The tiny checkpoint has random weights: its text is noise, computed by every part of V4.1.")
-            generate(folder, arguments)
+    generate(arguments.model or str(TRAINED), arguments)
