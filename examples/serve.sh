@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Serve V4.1-Flash with vLLM's OpenAI server, ask it one chat question, and stop it again.
-#   examples/serve.sh                    a tiny checkpoint with random weights, made on the spot
+#   examples/serve.sh                    the trained tiny checkpoint of the package
 #   examples/serve.sh DIR_OR_NAME [flags of vllm serve]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,10 +12,8 @@ trap 'kill "${server:-}" 2>/dev/null || true; wait 2>/dev/null || true; rm -rf "
 model=${1:-}
 if [ -z "$model" ]; then
   model=$work/tiny
-  deepinfer-plugin tiny "$model"
-  # random weights would fill an answer with the white space that JSON allows
-  set -- "$model" --max-model-len 2048 --kv-cache-memory-bytes 256M --max-num-seqs 16 \
-    --structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": true}'
+  deepinfer-plugin tiny --trained "$model"
+  set -- "$model" --max-model-len 2048 --kv-cache-memory-bytes 256M --max-num-seqs 16
 fi
 shift
 
