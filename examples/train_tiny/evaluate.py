@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from network import Network, Weights
 from ngram import KneserNey
 from prepare import FOLDER, TRAINED
-from speculation import Rounds, calibration_error, fitted_temperatures, speculate
+from speculation import calibration_error, fitted_temperatures, speculate
 from tokenizers import Tokenizer
 from tqdm import tqdm
 from weights import read_weights
@@ -83,34 +83,27 @@ class Evaluation:
             fitted = fitted_temperatures(fit, k)
             before = torch.sigmoid(test.logits)
             after = torch.sigmoid(test.logits / fitted[test.places])
-            both = Rounds(
-                *(torch.cat(x) for x in zip(*map(_parts, (fit, test)), strict=True)), fit.num_rounds + test.num_rounds
-            )
-            rates = [float(both.accepted[both.places == place].float().mean()) for place in range(k)]
+            places, accepted = torch.cat([fit.places, test.places]), torch.cat([fit.accepted, test.accepted])
+            length = 1 + float(accepted.sum()) / (fit.num_rounds + test.num_rounds)
+            rates = [float(accepted[places == place].float().mean()) for place in range(k)]
+            errors = [calibration_error(probability, test.accepted) for probability in (before, after)]
             name = f"drafts at temperature {temperature:g}"
             self.results[name] = {
-                "accepted_length": both.accepted_length,
+                "accepted_length": length,
                 "acceptance_by_place": rates,
-                "calibration_error": calibration_error(before, test.accepted),
-                "calibration_error_fitted": calibration_error(after, test.accepted),
+                "calibration_error": errors[0],
+                "calibration_error_fitted": errors[1],
                 "fitted_temperatures": fitted.tolist(),
             }
             curves[name] = (before, after, test.accepted)
-            print(
-                f"{name}    accepted length {both.accepted_length:.2f}, acceptance by place "
-                f"{' '.join(f'{rate:.3f}' for rate in rates)}, calibration error "
-                f"{self.results[name]['calibration_error']:.3f}, fitted {self.results[name]['calibration_error_fitted']:.3f}"
-            )
+            print(f"{name}    accepted length {length:.2f}, by place {' '.join(f'{rate:.3f}' for rate in rates)}")
+            print(f"    calibration error {errors[0]:.3f}, after fitting temperatures {errors[1]:.3f}")
         _plot_calibration(curves)
 
     def _report(self, name: str, nats: float) -> None:
         bits = nats / math.log(2) / self.bytes_per_token
         self.results.setdefault("bits_per_byte", {})[name] = bits
         print(f"{name:40} {nats:.4f} nats a token  {bits:.4f} bits per byte")
-
-
-def _parts(rounds: Rounds) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return rounds.places, rounds.logits, rounds.accepted
 
 
 def _plot_calibration(curves: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:

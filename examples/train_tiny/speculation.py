@@ -1,7 +1,7 @@
 """Real speculative decoding with the trainer's networks: rounds of five drafts, coupled verification, no cache.
 
-The text is the one that decoding without drafts gives: at every place the same noise decides, and a draft counts only if it
-is what the target itself takes there.
+The text is the one that decoding without drafts gives: at every place the same noise decides, and a draft counts only
+if it is what the target itself takes there.
 
 Source: runtime specification, sections 3.3 and 3.4.
 """
@@ -17,20 +17,16 @@ from tqdm import tqdm
 
 @dataclass
 class Rounds:
-    """Of every drafted place that was reached: place (0..k-1), the confidence's logit, whether it was accepted.
+    """text: int64 [B, P + num_tokens]. Of every draft that was reached: its place, its confidence's logit, its fate.
 
     Reached means that all drafts before it were accepted: only there does a confidence say anything.
     """
 
+    text: Tensor
     places: Tensor
     logits: Tensor
     accepted: Tensor
     num_rounds: int
-
-    @property
-    def accepted_length(self) -> float:
-        """Tokens a round, the target's own token included."""
-        return 1 + float(self.accepted.sum()) / self.num_rounds
 
 
 def speculate(network: Network, prompts: Tensor, num_tokens: int, temperature: float, seed: int) -> Rounds:
@@ -40,58 +36,61 @@ def speculate(network: Network, prompts: Tensor, num_tokens: int, temperature: f
         prompts: int64 [B, P].
         temperature: 0 takes the likeliest token; else target and drafter share one noise a position.
     """
-    k, batch = network.shape.dspark_block_size, len(prompts)
-    start = prompts.shape[1]
+    start, k = prompts.shape[1], network.shape.dspark_block_size
     generator = torch.Generator().manual_seed(seed)
-    size = (start + num_tokens + 2 * k + 2, network.shape.vocab_size)
-    noise = [-torch.empty(size).exponential_(generator=generator).log() for _ in range(batch)]
+    size = (len(prompts), num_tokens + 2 * k + 2, network.shape.vocab_size)
+    noise = -torch.empty(size).exponential_(generator=generator).log()
 
-    def choose(logits: Tensor, row: int, position: Tensor | int) -> Tensor:
-        return (logits if temperature == 0 else logits / temperature + noise[row][position]).argmax(-1)
+    def choose(logits: Tensor, row: int, position: int) -> int:
+        return int((logits if temperature == 0 else logits / temperature + noise[row, position - start]).argmax())
 
-    text = [prompts[row].tolist() for row in range(batch)]
-    drafts: list[list[int]] = [[] for _ in range(batch)]  # of the round to verify
-    confidences: list[list[float]] = [[] for _ in range(batch)]
+    text = prompts.tolist()
+    drafts: list[list[int]] = [[] for _ in text]  # of the round to verify, and the logits of their confidences
+    confidences: list[list[float]] = [[] for _ in text]
     records: list[tuple[int, float, bool]] = []
     num_rounds = 0
-    progress = tqdm(total=num_tokens, desc=f"speculate at temperature {temperature:g}", unit=" tokens")
-    done = 0
-    while (shortest := min(map(len, text)) - start) < num_tokens:
-        progress.update(shortest - done)
-        done = shortest
-        rows = [tokens + proposed for tokens, proposed in zip(text, drafts, strict=True)]
-        length = max(map(len, rows)) + 1
-        length += length % 2
-        padded = torch.tensor([row + [0] * (length - len(row)) for row in rows])
+    progress = tqdm(total=len(text) * num_tokens, desc=f"speculate at temperature {temperature:g}", unit=" tokens")
+    while rows := [row for row, tokens in enumerate(text) if len(tokens) < start + num_tokens]:
         with torch.no_grad():
-            target = network.forward(padded)
-        anchors = []
-        for row in range(batch):
-            known, proposed = len(text[row]), drafts[row]
-            for j in range(len(proposed) + 1):
-                token = int(choose(target.logits[row, known - 1 + j], row, known + j))
+            target = network.forward(_padded([text[row] + drafts[row] for row in rows]))
+        for at, row in enumerate(rows):
+            known = len(text[row])
+            for j in range(len(drafts[row]) + 1):
+                token = choose(target.logits[at, known - 1 + j], row, known + j)
                 text[row].append(token)
-                if j == len(proposed):
-                    break
-                records.append((j, confidences[row][j], proposed[j] == token))
-                if proposed[j] != token:
-                    break
-            num_rounds += bool(proposed)
-            anchors.append(len(text[row]) - 2)
-        golden = torch.tensor([tokens[-1] for tokens in text])[:, None]
+                if j < len(drafts[row]):
+                    records.append((j, confidences[row][j], drafts[row][j] == token))
+                    if drafts[row][j] != token:
+                        break
+            num_rounds += bool(drafts[row])
+            progress.update(len(text[row]) - known)
+            drafts[row], confidences[row] = [], []
+        golden = torch.tensor([[text[row][-1]] for row in rows])
+        anchors = torch.tensor([[len(text[row]) - 2] for row in rows])
         with torch.no_grad():
-            block = draft(network, target.features, torch.tensor(anchors)[:, None], golden)
-            previous = golden
-            drafts, confidences = [[] for _ in range(batch)], [[] for _ in range(batch)]
+            block, previous = draft(network, target.features, anchors, golden), golden
             for j in range(k):
                 logits, confidence = markov(network, block, previous, j)
-                for row in range(batch):
-                    drafts[row].append(int(choose(logits[row, 0], row, len(text[row]) + j)))
-                    confidences[row].append(float(confidence[row, 0]))
-                previous = torch.tensor([d[-1] for d in drafts])[:, None]
+                for at, row in enumerate(rows):
+                    drafts[row].append(choose(logits[at, 0], row, len(text[row]) + j))
+                    confidences[row].append(float(confidence[at, 0]))
+                previous = torch.tensor([[drafts[row][-1]] for row in rows])
     progress.close()
     places, logits, accepted = zip(*records, strict=True)
-    return Rounds(torch.tensor(places), torch.tensor(logits), torch.tensor(accepted), num_rounds)
+    return Rounds(
+        torch.tensor([tokens[: start + num_tokens] for tokens in text]),
+        torch.tensor(places),
+        torch.tensor(logits),
+        torch.tensor(accepted),
+        num_rounds,
+    )
+
+
+def _padded(rows: list[list[int]]) -> Tensor:
+    """Rows of one even length; what is added at an end changes nothing before it."""
+    length = max(map(len, rows))
+    length += length % 2
+    return torch.tensor([row + [0] * (length - len(row)) for row in rows])
 
 
 def calibration_error(probability: Tensor, accepted: Tensor, num_bins: int = 20) -> float:
