@@ -3,7 +3,7 @@
 python examples/train_tiny/evaluate.py [--model DIR] [--master FILE] [--folder DIR]
 
 Runs on a CPU in some ten minutes, on the trainer's network in fp32. Prepares the data if they are missing. Writes the
-numbers as evaluation.json, and calibration.png, beside this file; the model card quotes them.
+numbers to results/evaluation.json and the curves to results/calibration.png; the model card quotes them.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from weights import read_weights
 
 from deepinfer_plugin.model_executor.models.engram_vocabulary import class_table
 
-HERE = Path(__file__).parent
+RESULTS = Path(__file__).parent / "results"
 WINDOW, BATCH = 1024, 4
 PROMPT, GENERATED = 128, 128
 
@@ -121,7 +121,7 @@ def _plot_calibration(curves: dict[str, tuple[torch.Tensor, torch.Tensor, torch.
     axes[0].set(ylabel="accepted")
     axes[0].legend()
     figure.tight_layout()
-    figure.savefig(HERE / "calibration.png", dpi=80)
+    figure.savefig(RESULTS / "calibration.png", dpi=80)
 
 
 def main() -> None:
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=32, help="held-out prompts to draft for")
     args = parser.parse_args()
     if not (args.folder / "heldout.npy").exists():
-        subprocess.run([sys.executable, HERE / "prepare.py", "--folder", args.folder], check=True)
+        subprocess.run([sys.executable, Path(__file__).with_name("prepare.py"), "--folder", args.folder], check=True)
     evaluation = Evaluation(args.model, args.folder, args.windows)
     if args.master:
         master = {name: weight.float() for name, weight in torch.load(args.master).items()}
@@ -143,7 +143,7 @@ def main() -> None:
     evaluation.expert_load()
     evaluation.five_gram()
     evaluation.drafts(args.prompts)
-    (HERE / "evaluation.json").write_text(json.dumps(evaluation.results, indent=2) + "\n", encoding="utf-8")
+    (RESULTS / "evaluation.json").write_text(json.dumps(evaluation.results, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
