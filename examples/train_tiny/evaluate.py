@@ -2,7 +2,7 @@
 
 python examples/train_tiny/evaluate.py [--model DIR] [--master FILE] [--folder DIR]
 
-Runs on a CPU in some ten minutes, on the trainer's network in fp32. Prepares the data if they are missing. Writes the
+Runs on a CPU in about ten minutes, on the trainer's network in fp32. Prepares the data if they are missing. Writes the
 numbers to results/evaluation.json and the curves to results/calibration.png; the model card quotes them.
 """
 
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--master", type=Path, help="master.pt of export.py: also measure the weights before rounding")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of train.npy and heldout.npy")
     parser.add_argument("--windows", type=int, default=128, help=f"held-out windows of {WINDOW} tokens")
-    parser.add_argument("--prompts", type=int, default=32, help="held-out prompts to draft for")
+    parser.add_argument("--prompts", type=int, default=64, help="held-out prompts to draft for")
     args = parser.parse_args()
     if not (args.folder / "heldout.npy").exists():
         subprocess.run([sys.executable, Path(__file__).with_name("prepare.py"), "--folder", args.folder], check=True)

@@ -12,7 +12,7 @@ PROMPTS = [
     "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of",
     "Call me Ishmael. Some years ago - never mind how long precisely - having little or no money in my purse, I",
     "The CREATE INDEX statement creates an index on a table. The index may be used by the query planner to",
-    "Fellow-Citizens of the Senate and House of Representatives: It is a matter of great satisfaction that the state of",
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want",
 ]
 NAMES = ["Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Henry", "Ida", "Jack"]
 CITIES = ["Paris", "Rome", "Oslo", "Cairo", "Lima"]
