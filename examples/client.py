@@ -7,10 +7,11 @@ from openai import OpenAI
 
 SCHEMA = {
     "type": "object",
-    "properties": {"city": {"enum": ["Paris", "Rome", "Oslo"]}, "capital": {"type": "boolean"}},
-    "required": ["city", "capital"],
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+    "required": ["name", "age", "city"],
     "additionalProperties": False,
 }
+RECORD = "Give me JSON for a person: Clara, 31 years old, from Vienna."
 
 
 def main() -> None:
@@ -24,17 +25,18 @@ def main() -> None:
 
     print("chat, streamed: ", end="", flush=True)
     for chunk in client.chat.completions.create(
-        model=args.model, messages=question, max_tokens=args.max_tokens, stream=True
+        model=args.model, messages=question, max_tokens=args.max_tokens, temperature=0, stream=True
     ):
         delta = chunk.choices[0].delta
         print(delta.content or getattr(delta, "reasoning", None) or "", end="", flush=True)
 
     answer = client.chat.completions.create(
         model=args.model,
-        messages=question,
+        messages=[{"role": "user", "content": f"{RECORD} Keys: name, age, city."}],
         max_tokens=args.max_tokens,
+        temperature=0,
         extra_body={"chat_template_kwargs": {"thinking": False}},  # with thinking the schema starts after </think>
-        response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}},
+        response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
     )
     content = answer.choices[0].message.content or ""
     print(f"\nJSON schema:    {json.loads(content)}")
