@@ -24,11 +24,16 @@ def main() -> None:
     question = [{"role": "user", "content": "Which city is the capital of France?"}]
 
     print("chat, streamed: ", end="", flush=True)
+    thinking = False
     for chunk in client.chat.completions.create(
         model=args.model, messages=question, max_tokens=args.max_tokens, temperature=0, stream=True
     ):
         delta = chunk.choices[0].delta
-        print(delta.content or getattr(delta, "reasoning", None) or "", end="", flush=True)
+        thought = getattr(delta, "reasoning", None)
+        if bool(thought) != thinking and (thought or delta.content):
+            thinking = not thinking
+            print("(thinks) " if thinking else " (says) ", end="")
+        print(thought or delta.content or "", end="", flush=True)
 
     answer = client.chat.completions.create(
         model=args.model,

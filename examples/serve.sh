@@ -13,9 +13,7 @@ model=${1:-}
 if [ -z "$model" ]; then
   model=$work/tiny
   deepinfer-plugin tiny --trained "$model"
-  # so small a model, sampled, may fill an answer with the white space that JSON allows
-  set -- "$model" --max-model-len 2048 --kv-cache-memory-bytes 256M --max-num-seqs 16 \
-    --structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": true}'
+  set -- "$model" --max-model-len 2048 --kv-cache-memory-bytes 256M --max-num-seqs 16
 fi
 shift
 
