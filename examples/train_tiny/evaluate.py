@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from network import Network, Weights
 from ngram import KneserNey
 from prepare import FOLDER, TRAINED
-from speculation import calibration_error, fitted_temperatures, speculate
+from speculation import calibration_error, fitted_lines, fitted_temperatures, speculate
 from tokenizers import Tokenizer
 from tqdm import tqdm
 from weights import read_weights
@@ -29,7 +29,7 @@ from deepinfer_plugin.model_executor.models.engram_vocabulary import class_table
 
 RESULTS = Path(__file__).parent / "results"
 WINDOW, BATCH = 1024, 4
-PROMPT, GENERATED = 128, 128
+PROMPT, GENERATED = 128, 64
 
 
 class Evaluation:
@@ -74,7 +74,7 @@ class Evaluation:
         print(f"expert load, 1 = even    largest {share.max():.2f}  smallest {share.min():.2f}")
 
     def drafts(self, num_prompts: int) -> None:
-        """Two halves of the prompts: the temperatures are fitted on one, the errors are those of the other."""
+        """Two halves of the prompts: corrections are fitted on one, the errors are those of the other."""
         k, prompts = self.shape.dspark_block_size, self.windows[:num_prompts, :PROMPT]
         curves = {}
         for temperature in (0.0, 1.0):
@@ -83,21 +83,27 @@ class Evaluation:
             fitted = fitted_temperatures(fit, k)
             before = torch.sigmoid(test.logits)
             after = torch.sigmoid(test.logits / fitted[test.places])
+            slope, offset = fitted_lines(fit, k)[test.places].unbind(1)
+            served = torch.sigmoid(slope * test.logits + offset)
             places, accepted = torch.cat([fit.places, test.places]), torch.cat([fit.accepted, test.accepted])
             length = 1 + float(accepted.sum()) / (fit.num_rounds + test.num_rounds)
             rates = [float(accepted[places == place].float().mean()) for place in range(k)]
-            errors = [calibration_error(probability, test.accepted) for probability in (before, after)]
+            errors = [calibration_error(probability, test.accepted) for probability in (before, after, served)]
             name = f"drafts at temperature {temperature:g}"
             self.results[name] = {
                 "accepted_length": length,
                 "acceptance_by_place": rates,
                 "calibration_error": errors[0],
-                "calibration_error_fitted": errors[1],
+                "calibration_error_fitted_temperature": errors[1],
+                "calibration_error_fitted_line": errors[2],
                 "fitted_temperatures": fitted.tolist(),
             }
-            curves[name] = (before, after, test.accepted)
+            curves[name] = (before, served, test.accepted)
             print(f"{name}    accepted length {length:.2f}, by place {' '.join(f'{rate:.3f}' for rate in rates)}")
-            print(f"    calibration error {errors[0]:.3f}, after fitting temperatures {errors[1]:.3f}")
+            print(
+                f"    calibration error {errors[0]:.3f}, with fitted temperatures {errors[1]:.3f}, "
+                f"with fitted slopes and offsets {errors[2]:.3f}"
+            )
         _plot_calibration(curves)
 
     def _report(self, name: str, nats: float) -> None:
@@ -112,7 +118,7 @@ def _plot_calibration(curves: dict[str, tuple[torch.Tensor, torch.Tensor, torch.
     figure, axes = plt.subplots(1, len(curves), figsize=(9, 4.2), sharey=True)
     for axis, (name, (before, after, accepted)) in zip(axes, curves.items(), strict=True):
         axis.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
-        for label, probability in (("as trained", before), ("fitted", after)):
+        for label, probability in (("as trained", before), ("slope and offset fitted", after)):
             bins = (probability * 10).long().clamp(max=9)
             used = [b for b in range(10) if (bins == b).sum() >= 10]
             points = [(probability[bins == b].mean(), accepted[bins == b].float().mean()) for b in used]
@@ -130,7 +136,7 @@ def main() -> None:
     parser.add_argument("--master", type=Path, help="master.pt of export.py: also measure the weights before rounding")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of train.npy and heldout.npy")
     parser.add_argument("--windows", type=int, default=128, help=f"held-out windows of {WINDOW} tokens")
-    parser.add_argument("--prompts", type=int, default=64, help="held-out prompts to draft for")
+    parser.add_argument("--prompts", type=int, default=128, help="held-out prompts to draft for")
     args = parser.parse_args()
     if not (args.folder / "heldout.npy").exists():
         subprocess.run([sys.executable, Path(__file__).with_name("prepare.py"), "--folder", args.folder], check=True)

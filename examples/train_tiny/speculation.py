@@ -115,3 +115,21 @@ def fitted_temperatures(rounds: Rounds, num_places: int) -> Tensor:
         loss = torch.nn.functional.binary_cross_entropy_with_logits(scaled, wanted, reduction="none").mean(1)
         best.append(grid[loss.argmin()])
     return torch.stack(best)
+
+
+def fitted_lines(rounds: Rounds, num_places: int) -> Tensor:
+    """Slope and offset of each place, [num_places, 2], by which the product corrects the logits while it serves.
+
+    Source: runtime specification, section 2.6: Newton's method, held towards slope 1 and offset 0.
+    """
+    lines = torch.tensor([[1.0, 0.0]] * num_places, dtype=torch.float64)
+    plain = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    for place, line in enumerate(lines):
+        at = rounds.places == place
+        inputs = torch.stack([rounds.logits[at].double(), torch.ones(int(at.sum()), dtype=torch.float64)], 1)
+        for _ in range(20):
+            p = torch.sigmoid(inputs @ line)
+            gradient = inputs.T @ (p - rounds.accepted[at].double()) + (line - plain)
+            curvature = (inputs * (p * (1 - p))[:, None]).T @ inputs + torch.eye(2, dtype=torch.float64)
+            line -= torch.linalg.solve(curvature, gradient)
+    return lines.float()

@@ -38,7 +38,7 @@ def decode(weight: torch.Tensor, sf: torch.Tensor) -> torch.Tensor:
 
 
 def read_checkpoint(folder: Path) -> tuple[dict, dict[str, torch.Tensor]]:
-    """The text configuration with the top level's ids, and the backbone's tensors by name (no `.scale`), float64."""
+    """The text configuration with the top level's ids, and all tensors but vision's by name (no `.scale`), float64."""
     config = json.loads((folder / "config.json").read_text())
     stored = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -46,7 +46,7 @@ def read_checkpoint(folder: Path) -> tuple[dict, dict[str, torch.Tensor]]:
             stored |= {
                 name: tensors.get_tensor(name)
                 for name in tensors.keys()  # noqa: SIM118
-                if not name.startswith(("vision.", "aligner.", "mtp."))
+                if not name.startswith(("vision.", "aligner."))
             }
     weights = {}
     for name, tensor in stored.items():

@@ -81,7 +81,7 @@ def rope_frequencies(config: dict, scaled: bool) -> np.ndarray:
 def rotate(x: torch.Tensor, positions: list[int], frequencies: np.ndarray, sign: int = 1) -> torch.Tensor:
     """Turn adjacent pairs of the last channels. x: [T, ..., C]; positions: one per row."""
     angle = torch.from_numpy(np.array(positions, np.float32)[:, None] * frequencies).double()
-    angle = angle.view(len(positions), *[1] * (x.dim() - 2), -1) * sign
+    angle = angle.view(len(positions), *[1] * (x.dim() - 2), len(frequencies)) * sign
     width = 2 * len(frequencies)
     left, pairs = x[..., :-width], x[..., -width:].unflatten(-1, (-1, 2))
     a, b = pairs[..., 0], pairs[..., 1]
@@ -101,6 +101,7 @@ class _Sequence:
         self.keys: torch.Tensor  # [num_entries, index_head_dim]
         self.selected: list[list[int]]  # by token, of the nearest index source
         self.candidates: list[set[int]] | None = None
+        self.features: list[torch.Tensor] = []  # what the draft blocks read, by target layer
 
     @cached_property
     def frequencies(self) -> dict[bool, np.ndarray]:
@@ -119,6 +120,8 @@ class _Sequence:
                 streams = self.mixed(streams, pending)
                 if part == "attn" and layer in self.c["engram_layer_ids"]:
                     streams = self.engram(layer, streams)
+                if part == "attn" and layer in self.c["dspark_target_layer_ids"]:
+                    self.features.append(streams.mean(1))
                 pre, post, comb = self.coefficients(f"layers.{layer}.hc_{part}", streams)
                 u = torch.einsum("ti,tic->tc", mix, streams)
                 y = sublayer(layer, norm(u, self.w[f"layers.{layer}.{part}_norm.weight"], self.eps))
