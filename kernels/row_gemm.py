@@ -1,7 +1,8 @@
 """Matrix products whose rows do not see each other: bitwise the same row alone, in any batch and in any order.
 
-`torch.mm` takes other code for few rows than for many. A batched product over tiles of a fixed height does not: every
-tile is the same problem, whatever the number of tiles.
+`torch.mm` takes other code for few rows than for many. A batched product over tiles of a fixed height is the same problem
+for every tile, but the CPU library still cuts a long sum in ways that depend on the number of tiles and of threads.
+It leaves sums of at most `MAX_DEPTH` products whole, so longer ones are cut here, always at the same places.
 """
 
 import torch
@@ -9,6 +10,7 @@ from torch.nn.functional import pad
 
 TILE_SIZE = 16  # rows of a tile
 MIN_COLUMNS = 16  # below 10 the CPU library's result depends on a row's place in its tile; found by trying 1..512
+MAX_DEPTH = 256  # from 384 on, 8 threads give one tile other bits than two; found by trying 16..5120 with 1..32 threads
 MAX_GATHER_BYTES = 64 << 20  # weights copied at a time by `tile_gemm`
 
 
@@ -37,8 +39,27 @@ def row_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     num_tiles = -(-num_tokens // TILE_SIZE)
     padding = num_tiles * TILE_SIZE - num_tokens
     tiles = (torch.constant_pad_nd(x, (0, 0, 0, padding)) if padding else x).reshape(num_tiles, TILE_SIZE, width)
-    product = torch.bmm(tiles, weight.mT.expand(num_tiles, -1, -1)).view(-1, num_columns)
+    product = batch_gemm(tiles, weight.mT.expand(num_tiles, -1, -1)).view(-1, num_columns)
     return product[:num_tokens] if padding else product
+
+
+def batch_gemm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return ``a @ b``: bitwise the same for a matrix alone, in any batch, and with any number of threads.
+
+    Args:
+        a: [batch_size, M, K], fp32.
+        b: [batch_size, K, N], fp32.
+
+    Returns:
+        [batch_size, M, N], fp32, contiguous.
+    """
+    if a.shape[2] <= MAX_DEPTH:
+        return torch.bmm(a, b)
+    parts = zip(a.split(MAX_DEPTH, dim=2), b.split(MAX_DEPTH, dim=1), strict=True)
+    product = torch.bmm(*next(parts))
+    for part in parts:
+        product += torch.bmm(*part)
+    return product
 
 
 def tile_gemm(tiles: torch.Tensor, weights: torch.Tensor, tile_weight_ids: torch.Tensor) -> torch.Tensor:
@@ -66,13 +87,13 @@ def tile_gemm(tiles: torch.Tensor, weights: torch.Tensor, tile_weight_ids: torch
         raise ValueError(f"tile_gemm: weights must have at least {MIN_COLUMNS} rows, got {num_columns}")
     chunk_size = MAX_GATHER_BYTES // max(1, num_columns * weights.shape[2] * weights.element_size())
     if num_tiles and chunk_size >= num_tiles:
-        return torch.bmm(tiles, weights[tile_weight_ids].mT)
+        return batch_gemm(tiles, weights[tile_weight_ids].mT)
     product = tiles.new_empty(num_tiles, TILE_SIZE, num_columns)
     if chunk_size:
         for start in range(0, num_tiles, chunk_size):
             chunk = slice(start, start + chunk_size)
-            torch.bmm(tiles[chunk], weights[tile_weight_ids[chunk]].mT, out=product[chunk])
+            product[chunk] = batch_gemm(tiles[chunk], weights[tile_weight_ids[chunk]].mT)
         return product
     for i, weight_id in enumerate(tile_weight_ids.tolist()):
-        torch.bmm(tiles[i : i + 1], weights[weight_id : weight_id + 1].mT, out=product[i : i + 1])
+        product[i : i + 1] = batch_gemm(tiles[i : i + 1], weights[weight_id : weight_id + 1].mT)
     return product

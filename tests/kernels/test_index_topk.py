@@ -5,6 +5,7 @@ import torch
 
 from deepinfer_plugin.kernels.index_topk import index_topk, index_topk_with_candidates, reference, topk_candidate_blocks
 from deepinfer_plugin.kernels.paged import Pages
+from tests.kernels.row_subsets import each_thread_count
 
 SIZE = 16  # states per block
 
@@ -233,9 +234,10 @@ def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype, heads: int, hea
         list(range(5, 23)),
         [41, 42, 43, 44, 47],
     ]
-    for spare_columns, rows in [(0, shuffled), (3, shuffled[:20]), *((7, rows) for rows in subsets)]:
-        for row, scores in whole_scores(batch, rows, spare_columns).items():
-            assert torch.equal(scores, whole[row])
+    for _ in each_thread_count():
+        for spare_columns, rows in [(0, shuffled), (3, shuffled[:20]), *((7, rows) for rows in subsets)]:
+            for row, scores in whole_scores(batch, rows, spare_columns).items():
+                assert torch.equal(scores, whole[row])
 
 
 def whole_scores(batch: Batch, rows: list[int], spare_columns: int) -> dict[int, torch.Tensor]:

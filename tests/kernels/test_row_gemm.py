@@ -5,7 +5,7 @@ import torch
 
 from deepinfer_plugin.kernels import row_gemm as module
 from deepinfer_plugin.kernels.row_gemm import TILE_SIZE, row_gemm, tile_gemm
-from tests.kernels.row_subsets import NUM_ROWS, assert_rows_are_independent
+from tests.kernels.row_subsets import NUM_ROWS, assert_rows_are_independent, each_thread_count
 
 
 def assert_close_to_fp64(got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
@@ -33,7 +33,19 @@ def test_multiplies_small_integers_exactly(device: str) -> None:
 
 @pytest.mark.parametrize(
     "width, num_columns",
-    [(32, 24), (128, 384), (512, 24), (100, 37), (5120, 24), (64, 1), (31, 2), (384, 4), (512, 9), (2048, 512)],
+    [
+        (32, 24),
+        (128, 384),
+        (512, 24),
+        (100, 37),
+        (5120, 24),
+        (64, 1),
+        (31, 2),
+        (384, 4),
+        (384, 512),
+        (512, 9),
+        (2048, 512),
+    ],
 )
 def test_rows_are_independent(width: int, num_columns: int, device: str) -> None:
     weight = torch.randn(num_columns, width, device=device)
@@ -47,16 +59,18 @@ def test_takes_strided_rows(device: str) -> None:
 
 
 @pytest.mark.parametrize("gathered_tiles", [0, 1, 3, 100])
+@pytest.mark.parametrize("width", [64, 1024])
 def test_tiles_take_their_own_weight_however_it_is_gathered(
-    gathered_tiles: int, monkeypatch: pytest.MonkeyPatch, device: str
+    width: int, gathered_tiles: int, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    weights = torch.randn(4, 24, 64, device=device)
-    tiles = torch.randn(7, TILE_SIZE, 64, device=device)
+    weights = torch.randn(4, 24, width, device=device)
+    tiles = torch.randn(7, TILE_SIZE, width, device=device)
     ids = torch.tensor([3, 0, 0, 2, 1, 3, 3], device=device)
     monkeypatch.setattr(module, "MAX_GATHER_BYTES", gathered_tiles * weights[0].numel() * 4)
-    got = tile_gemm(tiles, weights, ids)
-    for tile, weight_id, product in zip(tiles, ids.tolist(), got, strict=True):
-        assert torch.equal(product, row_gemm(tile, weights[weight_id]))
+    for _ in each_thread_count():
+        got = tile_gemm(tiles, weights, ids)
+        for tile, weight_id, product in zip(tiles, ids.tolist(), got, strict=True):
+            assert torch.equal(product, row_gemm(tile, weights[weight_id]))
 
 
 def test_no_tiles_give_an_empty_product(device: str) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from deepinfer_plugin.kernels.paged import Pages
 from deepinfer_plugin.kernels.sparse_attention import reference, sparse_attention
+from tests.kernels.row_subsets import each_thread_count
 
 SIZE = 16  # states per block
 # fp32: logits of size 10 with an error of 2**-24 * head_dim at most, hence the weights. bf16: one output rounding.
@@ -164,7 +165,7 @@ def test_takes_heads_of_a_wider_tensor(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", RTOL, ids=str)
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("heads, head_dim", [(1, 16), (4, 64), (16, 512)])
+@pytest.mark.parametrize("heads, head_dim", [(1, 16), (4, 64), (16, 512), (64, 512)])
 def test_a_row_does_not_depend_on_the_others(
     heads: int, head_dim: int, shared: bool, dtype: torch.dtype, device: str
 ) -> None:
@@ -172,8 +173,9 @@ def test_a_row_does_not_depend_on_the_others(
     whole = batch.run(shared=shared)
     shuffled = torch.randperm(len(batch.ROWS)).tolist()
     subsets = [[row] for row in range(0, len(batch.ROWS), 4)] + [list(range(24)), list(range(3, 11)), [24, 25, 28, 30]]
-    for spare_columns, rows in [(0, shuffled), (3, shuffled[:11]), *((5, rows) for rows in subsets)]:
-        assert torch.equal(batch.run(rows, shared=shared, spare_columns=spare_columns), whole[rows])
+    for _ in each_thread_count():
+        for spare_columns, rows in [(0, shuffled), (3, shuffled[:11]), *((5, rows) for rows in subsets)]:
+            assert torch.equal(batch.run(rows, shared=shared, spare_columns=spare_columns), whole[rows])
 
 
 @pytest.mark.parametrize("tile_bytes", [1, 4 * 26 * 64 * 7])  # tiles of 1 and 7 rows
