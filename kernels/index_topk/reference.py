@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from deepinfer_plugin.kernels.paged import Pages
+from deepinfer_plugin.kernels.row_gemm import batch_gemm, batch_gemm_nt
 
 KEY_TILE = 64  # keys of one product
 ROW_TILE = 16  # rows of one request that share a gather of keys
@@ -96,18 +97,18 @@ def _score(
         states = torch.arange(key_tiles * KEY_TILE, device=query.device)
         tile_pages = replace(keys, request_ids=keys.request_ids[lanes[0]])
         tile_keys = tile_pages.gather_states(torch.where(states < longest, states, -1)).float()
-        tile_keys = tile_keys.view(-1, KEY_TILE, head_dim).mT  # [tiles * key_tiles, head_dim, KEY_TILE]
+        tile_keys = tile_keys.view(-1, KEY_TILE, head_dim)  # of every key tile of every row tile
         scores = torch.stack([_products(query[lane], head_weights[lane], tile_keys) for lane in lanes], dim=1)
         scores.masked_fill_(states >= visible.unsqueeze(2), NO_SCORE)  # [tiles, lanes, key_tiles * KEY_TILE]
         yield rows.flatten() if num_lanes > 1 else lanes[0], scores.flatten(0, 1)
 
 
 def _products(query: torch.Tensor, head_weights: torch.Tensor, tile_keys: torch.Tensor) -> torch.Tensor:
-    """[n, h, d], [n, h] and [n * key_tiles, d, KEY_TILE] -> [n, key_tiles * KEY_TILE]."""
+    """[n, h, d], [n, h] and [n * key_tiles, KEY_TILE, d] -> [n, key_tiles * KEY_TILE]."""
     key_tiles = tile_keys.shape[0] // query.shape[0]
     query = _repeat(query.float(), key_tiles)
     head_weights = _repeat(head_weights.float().unsqueeze(1), key_tiles)
-    return torch.bmm(head_weights, torch.bmm(query, tile_keys).relu_()).view(-1, key_tiles * KEY_TILE)
+    return batch_gemm(head_weights, batch_gemm_nt(query, tile_keys).relu_()).view(-1, key_tiles * KEY_TILE)
 
 
 def _row_tiles(request_ids: torch.Tensor) -> torch.Tensor:

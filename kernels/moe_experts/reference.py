@@ -1,7 +1,7 @@
 """The definition of `moe_experts`: what every other module of this folder must equal.
 
-Pairs (token, expert) are sorted by expert into tiles of 16 rows, so that a product sees one expert's rows and always
-the same shape. The number of tiles is bounded on the host: nothing waits for the device.
+Pairs (token, expert) are sorted by expert into tiles of TILE_SIZE rows, so that a product sees one expert's rows and
+always the same shape. The number of tiles is bounded on the host: nothing waits for the device.
 """
 
 from functools import cache
@@ -59,8 +59,8 @@ def _slots_of_one_token(top_k: int, device: torch.device) -> torch.Tensor:
 def _tiles(expert_ids: torch.Tensor, is_local: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Give every pair a row of a tile of its expert.
 
-    Returns the slot of each pair (tile * 16 + row; one past the last tile for pairs that are not local) and the expert
-    of each tile (arbitrary for tiles without rows).
+    Returns the slot of each pair (tile * TILE_SIZE + row; one past the last tile for pairs that are not local) and the
+    expert of each tile (arbitrary for tiles without rows).
     """
     num_pairs, device = len(expert_ids), expert_ids.device
     num_tiles = min(num_pairs, num_pairs // TILE_SIZE + num_experts)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from deepinfer_plugin.kernels.paged import Pages
-from deepinfer_plugin.kernels.row_gemm import batch_gemm
+from deepinfer_plugin.kernels.row_gemm import batch_gemm, batch_gemm_nt
 
 TILE_BYTES = 64 << 20  # fp32 keys gathered at once
 
@@ -61,7 +61,7 @@ def _attend(
         keys = torch.cat((keys, selected.gather_present(selected_indices, no_entry)), dim=1)
         absent = torch.cat((absent, no_entry), dim=1)
     keys = keys.masked_fill_(absent.unsqueeze(2), 0).float()  # [num_tokens, num_keys, head_dim]
-    logits = batch_gemm(query.float(), keys.mT).mul_(scale).masked_fill_(absent.unsqueeze(1), float("-inf"))
+    logits = batch_gemm_nt(query.float(), keys).mul_(scale).masked_fill_(absent.unsqueeze(1), float("-inf"))
     sink = sink.expand(logits.shape[:2]).unsqueeze(2)
     weights = torch.cat((logits, sink), dim=2).softmax(2)[:, :, :-1]  # the sink has a weight, but no value
     return batch_gemm(weights, keys).to(query.dtype)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from deepinfer_plugin.kernels import row_gemm as gemm_module
 from deepinfer_plugin.kernels.moe_experts import moe_experts
 from deepinfer_plugin.kernels.quant_formats import round_fp8
 from deepinfer_plugin.kernels.row_gemm import row_gemm
@@ -88,15 +87,6 @@ def test_all_tokens_on_one_expert(device: str) -> None:
     ids, weights = torch.full((50, 1), 5, device=device), torch.rand(50, 1, device=device)
     got = moe_experts(x, w13, w2, ids, weights, 0, LIMIT, True)
     assert torch.equal(got, by_token(x, w13, w2, ids, weights, True))
-
-
-@pytest.mark.parametrize("gather_bytes", [0, 40_000])
-def test_a_small_gather_budget_changes_nothing(gather_bytes: int, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    x, (w13, w2) = torch.randn(33, HIDDEN, device=device), random_experts(device)
-    ids, weights = random_routes(33, 2, device)
-    want = moe_experts(x, w13, w2, ids, weights, 0, LIMIT, True)
-    monkeypatch.setattr(gemm_module, "MAX_GATHER_BYTES", gather_bytes)
-    assert torch.equal(moe_experts(x, w13, w2, ids, weights, 0, LIMIT, True), want)
 
 
 def test_the_route_weight_is_applied_before_the_rounding(device: str) -> None:
