@@ -29,7 +29,7 @@ from deepinfer_plugin.model_executor.models.engram_vocabulary import class_table
 
 RESULTS = Path(__file__).parent / "results"
 WINDOW, BATCH = 1024, 4
-PROMPT, GENERATED = 128, 64
+PROMPT, GENERATED = 128, 128
 
 
 class Evaluation:
