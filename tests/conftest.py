@@ -13,6 +13,14 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # before vLLM is i
 from deepinfer_plugin.kernels.target import Target, current_target
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kernels",
+        metavar="MODULE",
+        help="test this implementation (triton_nvidia) of every op that has it, without its device in an interpreter",
+    )
+
+
 @pytest.fixture
 def device() -> str:
     return {Target.CPU: "cpu", Target.ASCEND: "npu"}.get(current_target(), "cuda")

@@ -2,8 +2,8 @@
 
 python examples/train_tiny/answers.py [--model DIR] [--questions N]
 
-Runs on a CPU in a few minutes and writes results/answers.json, which the model card quotes. A right answer is the wanted
-one word for word (JSON: the wanted value), up to spaces at the ends and a full stop.
+Runs on a CPU in a few minutes and writes results/answers.json, which the model card quotes. A right answer is the
+wanted one word for word (JSON: the wanted value), up to spaces at the ends and a full stop.
 """
 
 import argparse

@@ -8,11 +8,14 @@ import torch
 NUM_ROWS = (0, 1, 2, 15, 16, 17, 33, 100)  # around the tile height of 16, and not a multiple of it
 
 
+thread_counts = [1, 2, 16]  # only 1 where it is not torch's threads that compute
+
+
 def each_thread_count() -> Iterator[int]:
-    """Run the loop's body with 1, 2 and 16 threads: the CPU library cuts a product otherwise for each."""
+    """Run the loop's body with every number of `thread_counts`."""
     before = torch.get_num_threads()
     try:
-        for num_threads in (1, 2, 16):
+        for num_threads in thread_counts:
             torch.set_num_threads(num_threads)
             yield num_threads
     finally:

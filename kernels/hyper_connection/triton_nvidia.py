@@ -1,0 +1,145 @@
+"""The hyper-connection ops in Triton.
+
+`stream_coefficients` cuts its long sum into pieces of CHUNK elements, one program each, whose results a second kernel
+adds in order: the same bits for one row and for a thousand.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 1024  # channels of a program of the elementwise ops
+CHUNK = 1024  # elements of a piece of the coefficients' sums
+
+
+def mix_streams(streams: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
+    num_tokens, num_streams, hidden_size = streams.shape
+    streams, y = streams.contiguous(), y.contiguous()
+    out = torch.empty_like(streams)
+    if out.numel():
+        _mix_streams[(num_tokens, triton.cdiv(hidden_size, BLOCK))](
+            *(streams, y, post.contiguous(), comb.contiguous(), out, hidden_size, num_streams, BLOCK)
+        )
+    return out
+
+
+@triton.jit
+def _mix_streams(streams, y, post, comb, out, hidden_size, STREAMS: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < hidden_size
+    injected = tl.load(y + token * hidden_size + channel, inside, 0.0).to(tl.float32)
+    first = streams + token * STREAMS * hidden_size + channel
+    for j in tl.static_range(STREAMS):
+        mixed = tl.load(post + token * STREAMS + j) * injected
+        for i in tl.static_range(STREAMS):
+            factor = tl.load(comb + (token * STREAMS + i) * STREAMS + j)
+            mixed += factor * tl.load(first + i * hidden_size, inside, 0.0).to(tl.float32)
+        place = out + (token * STREAMS + j) * hidden_size + channel
+        tl.store(place, mixed.to(out.dtype.element_ty), inside)
+
+
+def collapse_streams(streams: torch.Tensor, pre_mix: torch.Tensor) -> torch.Tensor:
+    num_tokens, num_streams, hidden_size = streams.shape
+    out = torch.empty(num_tokens, hidden_size, dtype=streams.dtype, device=streams.device)
+    if out.numel():
+        _collapse_streams[(num_tokens, triton.cdiv(hidden_size, BLOCK))](
+            *(streams.contiguous(), pre_mix.contiguous(), out, hidden_size, num_streams, BLOCK)
+        )
+    return out
+
+
+@triton.jit
+def _collapse_streams(streams, pre_mix, out, hidden_size, STREAMS: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < hidden_size
+    collapsed = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(STREAMS):
+        stream = tl.load(streams + (token * STREAMS + i) * hidden_size + channel, inside, 0.0).to(tl.float32)
+        collapsed += tl.load(pre_mix + token * STREAMS + i) * stream
+    tl.store(out + token * hidden_size + channel, collapsed.to(out.dtype.element_ty), inside)
+
+
+def stream_coefficients(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    norm_eps: float,
+    hc_eps: float,
+    num_iters: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    num_tokens, m, hidden_size = streams.shape
+    if m & (m - 1):
+        raise NotImplementedError(
+            f"stream_coefficients: in Triton the number of streams must be a power of two, got {m}"
+        )
+    width, num_logits = m * hidden_size, m * (2 + m)
+    chunks, block = triton.cdiv(width, CHUNK), triton.next_power_of_2(num_logits + 1)
+    options = {"dtype": torch.float32, "device": streams.device}
+    sums = torch.empty(num_tokens, chunks, block, **options)
+    pre, post = torch.empty(num_tokens, m, **options), torch.empty(num_tokens, m, **options)
+    comb = torch.empty(num_tokens, m, m, **options)
+    if num_tokens:
+        _coefficient_sums[(num_tokens, chunks)](
+            *(streams.contiguous(), fn.contiguous(), sums, width, num_logits, chunks, CHUNK, block)
+        )
+        _coefficients[(num_tokens,)](
+            *(sums, scale, base, pre, post, comb, width, chunks, norm_eps, hc_eps, num_iters, m, block), num_warps=1
+        )
+    return pre, post, comb
+
+
+@triton.jit
+def _coefficient_sums(streams, fn, sums, width, num_logits, num_chunks, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """Of one chunk of a row: its product with every row of `fn`, and, one place behind them, its sum of squares."""
+    token, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    element = chunk * CHUNK + tl.arange(0, CHUNK)
+    v = tl.load(streams + token * width + element, element < width, 0.0).to(tl.float32)
+    place = sums + (token * num_chunks + chunk) * BLOCK
+    for row in range(num_logits):
+        tl.store(place + row, tl.sum(v * tl.load(fn + row * width + element, element < width, 0.0)))
+    tl.store(place + num_logits, tl.sum(v * v))
+
+
+@triton.jit
+def _coefficients(
+    sums,
+    scale,
+    base,
+    pre,
+    post,
+    comb,
+    width,
+    num_chunks,
+    norm_eps,
+    hc_eps,
+    num_iters,
+    M: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    stream = tl.arange(0, M)
+    square = 2 * M + stream[:, None] * M + stream[None, :]
+    a, b = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)
+    c, squares = tl.zeros([M, M], tl.float32), 0.0
+    for chunk in range(num_chunks):
+        place = sums + (token * num_chunks + chunk) * BLOCK
+        a += tl.load(place + stream)
+        b += tl.load(place + M + stream)
+        c += tl.load(place + square)
+        squares += tl.load(place + 2 * M + M * M)
+    factor = tl.rsqrt(squares / width + norm_eps)
+    a = a * factor * tl.load(scale) + tl.load(base + stream)
+    b = b * factor * tl.load(scale + 1) + tl.load(base + M + stream)
+    c = c * factor * tl.load(scale + 2) + tl.load(base + square)
+    tl.store(pre + token * M + stream, 1 / (1 + tl.exp(-a)) + hc_eps)
+    tl.store(post + token * M + stream, 2 / (1 + tl.exp(-b)))
+    c = tl.exp(c - tl.max(c, 1)[:, None])
+    c = c / tl.sum(c, 1)[:, None] + hc_eps
+    c = c / (tl.sum(c, 0)[None, :] + hc_eps)
+    for _ in range(num_iters - 1):
+        c = c / (tl.sum(c, 1)[:, None] + hc_eps)
+        c = c / (tl.sum(c, 0)[None, :] + hc_eps)
+    tl.store(comb + token * M * M + (square - 2 * M), c)

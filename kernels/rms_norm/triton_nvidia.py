@@ -1,0 +1,29 @@
+"""`rms_norm` in Triton: a program a row."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    width = x.shape[-1]
+    rows = x.reshape(-1, width)
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    if rows.shape[0]:
+        block = triton.next_power_of_2(width)
+        _rms_norm[(rows.shape[0],)](
+            *(rows, weight, out, rows.stride(0), width, eps), BLOCK=block, num_warps=min(8, max(1, block // 512))
+        )
+    return out.view(x.shape)
+
+
+@triton.jit
+def _rms_norm(x, weight, out, stride, width, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    values = tl.load(x + row * stride + columns, inside, 0.0).to(tl.float32)
+    factor = tl.rsqrt(tl.sum(values * values) / width + eps)
+    scaled = values * factor * tl.load(weight + columns, inside, 0.0).to(tl.float32)
+    tl.store(out + row * width + columns, scaled.to(out.dtype.element_ty), inside)

@@ -1,0 +1,35 @@
+"""`--kernels MODULE`: the op tests once more, on another implementation than the target's own."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+import deepinfer_plugin.kernels
+from deepinfer_plugin.kernels.dispatch import force, tables
+from tests.kernels.row_subsets import thread_counts
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    module = config.getoption("kernels")
+    if module:
+        thread_counts[:] = [1]
+    if module == "triton_nvidia" and not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is defined
+        from tests.kernels.interpreter import repair
+
+        repair()
+    for op, table in tables().items() if module else ():
+        if find_spec(f"{table.package}.{module}"):
+            force(op, module)
+
+
+@pytest.fixture(autouse=True)
+def _implemented(request: pytest.FixtureRequest) -> None:
+    """Skip the tests of what has no such implementation."""
+    module, path = request.config.getoption("kernels"), request.path
+    op = path.stem.removeprefix("test_")
+    if module and not (Path(deepinfer_plugin.kernels.__path__[0]) / op / f"{module}.py").exists():
+        pytest.skip(f"{op} has no {module}")
