@@ -130,5 +130,5 @@ def _add(parts, out, size, num_parts, BLOCK: tl.constexpr):
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for part in range(num_parts):
-        total += tl.load(parts + part.to(tl.int64) * size + element, element < size, 0.0)
+        total += tl.load(parts + tl.cast(part, tl.int64) * size + element, element < size, 0.0)
     tl.store(out + element, total.to(out.dtype.element_ty), element < size)
