@@ -55,7 +55,7 @@ def matmul(x: torch.Tensor, weight: torch.Tensor | Fp8Weight, out_dtype: torch.d
         PIECE=PIECE,
         ROWS=ROWS,
         TOKENS=tokens,
-        DEPTH=128 if is_fp8 else 64 if exact else 32,
+        DEPTH=32 if not exact else 128 if is_fp8 and tokens <= 64 else 64,
         num_warps=4 if tokens <= 64 else 8,
         num_stages=4 if exact else 2,
     )

@@ -1,6 +1,7 @@
 """Triton's CPU interpreter, made right for bfloat16 and FP8.
 
-As it comes (3.6 and 3.8) it computes bfloat16 on the raw 16-bit integers and truncates casts to it and to FP8.
+As it comes (3.6 and 3.8) it computes bfloat16 on the raw 16-bit integers and truncates casts to it and to FP8, and a row
+of a product has other bits in another batch.
 `test_interpreter.py` notices when a new Triton moves what is replaced here.
 """
 
@@ -8,6 +9,8 @@ import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
+
+from deepinfer_plugin.kernels.row_gemm import batch_gemm
 
 DTYPES = {
     "fp8e4nv": torch.float8_e4m3fn,
@@ -22,7 +25,7 @@ BITWISE = (np.bitwise_and, np.bitwise_or, np.bitwise_xor)
 COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
 
 _convert_float = interpreter._convert_float
-_binary_op, _create_dot = interpreter.InterpreterBuilder.binary_op, interpreter.InterpreterBuilder.create_dot
+_binary_op = interpreter.InterpreterBuilder.binary_op
 
 
 def convert(x, source, target, rounding_mode):
@@ -52,13 +55,14 @@ def binary_op(self, left, right, op):
     return interpreter.TensorHandle(convert(result.astype(np.float32), tl.float32, tl.bfloat16, None), tl.bfloat16)
 
 
-def create_dot(self, a, b, d, *options, **keywords):
-    if is_bfloat16(a):
-        a, b = interpreter.TensorHandle(widened(a), tl.float32), interpreter.TensorHandle(widened(b), tl.float32)
-    return _create_dot(self, a, b, d, *options, **keywords)
+def create_dot(self, a, b, d, *options):
+    """A product whose rows do not see each other, as on a GPU; numpy's do."""
+    x, y = (torch.from_numpy(np.ascontiguousarray(widened(t), dtype=np.float32)) for t in (a, b))
+    product = batch_gemm(x.unsqueeze(0), y.unsqueeze(0)).squeeze(0).numpy()
+    return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
 
 def repair() -> None:
-    """Replace the interpreter's casts, and its arithmetic and products on bfloat16."""
+    """Replace the interpreter's casts, its products, and its arithmetic on bfloat16."""
     interpreter._convert_float = convert
     interpreter.InterpreterBuilder.binary_op, interpreter.InterpreterBuilder.create_dot = binary_op, create_dot

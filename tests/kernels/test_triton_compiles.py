@@ -1,0 +1,106 @@
+"""Every Triton kernel compiles for every supported GPU, with the instructions that make it fast and without spilling.
+
+Nothing runs: the ops are called on CPU tensors of V4.1's shapes, their launches are recorded and compiled.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed beside the CPU vLLM; `make test-kernels` has it")
+
+import triton
+
+from deepinfer_plugin.kernels.packed_weights import Fp8Weight
+from tests.kernels.ahead_of_time import launches_of, opcodes, stack_bytes
+
+if triton.knobs.runtime.interpret:
+    pytest.skip("kernels are being interpreted, not compiled", allow_module_level=True)
+
+CAPABILITIES = [80, 89, 90, 100, 120]
+TENSOR_CORE = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
+BF16 = {"dtype": torch.bfloat16}
+TOKENS = [1, 64, 512]
+
+
+def fp8_weight(n: int, k: int) -> Fp8Weight:
+    return Fp8Weight(torch.zeros(n, k, dtype=torch.uint8), torch.zeros(n // 32, k // 32, dtype=torch.uint8))
+
+
+def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
+    from deepinfer_plugin.kernels.compress_kv.triton_nvidia import compress_kv
+    from deepinfer_plugin.kernels.engram_gate.triton_nvidia import engram_gate
+    from deepinfer_plugin.kernels.engram_lookup.triton_nvidia import engram_hash, engram_lookup
+    from deepinfer_plugin.kernels.hyper_connection.triton_nvidia import (
+        collapse_streams,
+        mix_streams,
+        stream_coefficients,
+    )
+    from deepinfer_plugin.kernels.moe_gate.triton_nvidia import moe_gate
+    from deepinfer_plugin.kernels.rms_norm.triton_nvidia import rms_norm
+    from deepinfer_plugin.kernels.rope.triton_nvidia import rope
+    from deepinfer_plugin.kernels.store_kv_cache.triton_nvidia import store_kv_cache
+    from deepinfer_plugin.kernels.swiglu.triton_nvidia import swiglu
+
+    streams, hidden = torch.zeros(tokens, 4, 5120, **BF16), torch.zeros(tokens, 5120, **BF16)
+    pre, comb = torch.zeros(tokens, 4), torch.zeros(tokens, 4, 4)
+    value, ids = torch.zeros(tokens, 512), torch.zeros(tokens, 3, dtype=torch.int64)
+    bias, primes = torch.zeros(384), torch.ones(2, 12, dtype=torch.int64)
+    table, rows = torch.zeros(100, 256, dtype=torch.float8_e4m3fn), torch.zeros(tokens, 24, dtype=torch.int64)
+    engram_norm, sf = torch.zeros(4, 5120, **BF16), torch.zeros(100, 8, dtype=torch.uint8)
+    slots = torch.zeros(tokens, dtype=torch.int64)
+    return {
+        "rms_norm": lambda: rms_norm(hidden, hidden[0], 1e-20),
+        "rope": lambda: rope(torch.zeros(tokens, 64, 512, **BF16), torch.zeros(tokens, 64), False),
+        "swiglu": lambda: swiglu(torch.zeros(tokens, 4608), 10.0, None),
+        "mix_streams": lambda: mix_streams(streams, hidden, pre, comb),
+        "collapse_streams": lambda: collapse_streams(streams, pre),
+        "stream_coefficients": lambda: stream_coefficients(
+            streams, torch.zeros(24, 20480), torch.zeros(3), torch.zeros(24), 1e-20, 1e-6, 20
+        ),
+        "compress_kv": lambda: compress_kv(value, value, torch.zeros(tokens, 1024), value[0], 1e-20, torch.bfloat16),
+        "store_kv_cache": lambda: store_kv_cache(value, torch.zeros(4, 64, 512, **BF16), slots),
+        "moe_gate": lambda: moe_gate(torch.zeros(tokens, 384), bias, bias, torch.zeros(tokens).bool(), 6, 1.5),
+        "engram_hash": lambda: engram_hash(ids, ids[0], primes, torch.zeros(24, dtype=torch.int64)),
+        "engram_lookup": lambda: engram_lookup(rows, table, sf, 0),
+        "engram_gate": lambda: engram_gate(
+            streams, torch.zeros(tokens, 5, 5120, **BF16), engram_norm, engram_norm, 1e-20, None
+        ),
+    }
+
+
+def products(tokens: int) -> dict[str, Callable[[], Any]]:
+    from deepinfer_plugin.kernels.triton_matmul import matmul
+
+    x = torch.zeros(tokens, 1, 5120, **BF16)
+    return {
+        "linear": lambda: matmul(x, torch.zeros(384, 5120, **BF16), torch.float32),
+        "linear_fp8": lambda: matmul(x, fp8_weight(1792, 5120), torch.bfloat16),
+        "grouped_linear": lambda: matmul(torch.zeros(tokens, 8, 4096, **BF16), fp8_weight(8192, 4096), torch.bfloat16),
+    }
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("op", elementwise(1))
+def test_elementwise_kernels_compile_without_spilling(op: str, capability: int, tmp_path: Path) -> None:
+    for launch in launches_of(elementwise(64)[op]):
+        compiled = launch.compile(capability)
+        assert stack_bytes(compiled, tmp_path) == 0, launch.name
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("op", products(1))
+def test_products_use_tensor_cores(op: str, tokens: int, capability: int, tmp_path: Path) -> None:
+    launches = launches_of(products(tokens)[op])
+    for launch in launches:
+        compiled = launch.compile(capability)
+        assert stack_bytes(compiled, tmp_path) == 0, launch.name
+        if launch.name == "_matmul":
+            found = opcodes(compiled, tmp_path)
+            assert any(name.startswith(TENSOR_CORE[capability]) for name in found), found
+            assert compiled.metadata.shared <= (101376 if capability in (89, 120) else 166912 if capability == 80 else 232448)
+    assert any(launch.name == "_matmul" for launch in launches)
