@@ -7,6 +7,7 @@ import torch
 from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE, decode_fp4, decode_fp8_blocks
 
 # Kernels put 2**120 (E4M3) or 2**126 (E2M1) into a scale, to move a code's exponent to bf16's: it must stay finite.
+# Downwards only values below 2**-126, bf16's smallest normal number, may lose bits.
 MAX_FP8_SF_BYTE = 134  # a scale of 2**7
 MAX_FP4_SF_BYTE = 128  # a scale of 2
 

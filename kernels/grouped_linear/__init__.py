@@ -3,16 +3,17 @@
 import torch
 
 from deepinfer_plugin.kernels.dispatch import Dispatch
+from deepinfer_plugin.kernels.packed_weights import Fp8Weight
 
 TABLE = Dispatch(__name__, cpu="reference", nvidia="reference")
 
 
-def grouped_linear(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+def grouped_linear(x: torch.Tensor, weight: torch.Tensor | Fp8Weight, out_dtype: torch.dtype) -> torch.Tensor:
     """Return ``y[t, g] = x[t, g] @ weight[g].T``, summed in fp32, rounded once to `out_dtype`.
 
     Args:
         x: [num_tokens, num_groups, K], bf16 or fp32.
-        weight: [num_groups, N, K], bf16 or fp32; fp32 saves the conversion.
+        weight: [num_groups, N, K], bf16 or fp32 (which saves the conversion), or [num_groups * N, K], FP8.
         out_dtype: of the result; fp32 = not rounded.
 
     Returns:
@@ -23,7 +24,11 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype
 
     Source: model specification, section 2.7 (``U_g``).
     """
-    if x.dim() != 3 or weight.dim() != 3 or (x.shape[1], x.shape[2]) != (weight.shape[0], weight.shape[2]):
+    if isinstance(weight, Fp8Weight):
+        fits = x.dim() == 3 and x.shape[2] == weight.shape[1] and weight.shape[0] % x.shape[1] == 0
+    else:
+        fits = x.dim() == weight.dim() == 3 and (x.shape[1], x.shape[2]) == (weight.shape[0], weight.shape[2])
+    if not fits:
         got = f"{tuple(x.shape)} and {tuple(weight.shape)}"
         raise ValueError(f"grouped_linear: x must be [num_tokens, G, K] and weight [G, N, K], got {got}")
     return TABLE(x, weight, out_dtype)

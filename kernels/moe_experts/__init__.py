@@ -3,14 +3,15 @@
 import torch
 
 from deepinfer_plugin.kernels.dispatch import Dispatch
+from deepinfer_plugin.kernels.packed_weights import Fp4Weight
 
 TABLE = Dispatch(__name__, cpu="reference", nvidia="reference")
 
 
 def moe_experts(
     x: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
+    w13: torch.Tensor | Fp4Weight,
+    w2: torch.Tensor | Fp4Weight,
     topk_ids: torch.Tensor,
     topk_weights: torch.Tensor,
     expert_start: int,
@@ -24,8 +25,8 @@ def moe_experts(
 
     Args:
         x: [num_tokens, hidden_size], bf16 or fp32.
-        w13: [num_local_experts, 2 * intermediate_size, hidden_size], fp32, decoded; gate rows first, then up rows.
-        w2: [num_local_experts, hidden_size, intermediate_size], fp32, decoded.
+        w13: [num_local_experts, 2 * intermediate_size, hidden_size], fp32 or FP4; gate rows first, then up rows.
+        w2: [num_local_experts, hidden_size, intermediate_size], fp32 or FP4.
         topk_ids: [num_tokens, top_k], int64, distinct and ascending in every row. Ids outside [expert_start,
             expert_start + num_local_experts), -1 included, contribute nothing.
         topk_weights: [num_tokens, top_k], fp32: applied before the activation is rounded.
@@ -41,7 +42,7 @@ def moe_experts(
 
     Source: model specification, section 2.9.
     """
-    if x.dim() != 2 or w13.dim() != 3 or w2.dim() != 3:
+    if x.dim() != 2 or len(w13.shape) != 3 or len(w2.shape) != 3:
         got = f"{tuple(x.shape)}, {tuple(w13.shape)} and {tuple(w2.shape)}"
         raise ValueError(f"moe_experts: x must be a matrix, w13 and w2 stacks of matrices, got {got}")
     num_experts, intermediate_size = w2.shape[0], w2.shape[2]
@@ -51,9 +52,12 @@ def moe_experts(
     if topk_ids.dim() != 2 or topk_ids.shape[0] != x.shape[0] or topk_weights.shape != topk_ids.shape:
         got = f"{tuple(topk_ids.shape)} and {tuple(topk_weights.shape)} for {x.shape[0]} tokens"
         raise ValueError(f"moe_experts: topk_ids and topk_weights must be [num_tokens, top_k], got {got}")
-    if topk_ids.dtype != torch.int64 or any(t.dtype != torch.float32 for t in (w13, w2, topk_weights)):
-        got = f"{topk_ids.dtype}, {w13.dtype}, {w2.dtype} and {topk_weights.dtype}"
-        raise ValueError(f"moe_experts: topk_ids must be int64, w13, w2 and topk_weights fp32, got {got}")
+    if topk_ids.dtype != torch.int64 or topk_weights.dtype != torch.float32:
+        got = f"{topk_ids.dtype} and {topk_weights.dtype}"
+        raise ValueError(f"moe_experts: topk_ids must be int64 and topk_weights fp32, got {got}")
+    for weight in (w13, w2):
+        if isinstance(weight, torch.Tensor) and weight.dtype != torch.float32:
+            raise ValueError(f"moe_experts: w13 and w2 must be fp32 or packed FP4, got {weight.dtype}")
     if limit <= 0:
         raise ValueError(f"moe_experts: limit must be positive, got {limit}")
     return TABLE(x, w13, w2, topk_ids, topk_weights, expert_start, limit, round_input)

@@ -1,13 +1,14 @@
 """The definition of `moe_experts`: what every other module of this folder must equal.
 
-Pairs (token, expert) are sorted by expert into tiles of TILE_SIZE rows, so that a product sees one expert's rows and
-always the same shape. The number of tiles is bounded on the host: nothing waits for the device.
+A product sees the rows of one expert, in tiles, and always the same shape.
 """
 
 from functools import cache
 
 import torch
 
+from deepinfer_plugin.kernels.moe_experts.tiles import slots_in_tiles
+from deepinfer_plugin.kernels.packed_weights import Fp4Weight
 from deepinfer_plugin.kernels.quant_formats import round_fp8
 from deepinfer_plugin.kernels.row_gemm import TILE_SIZE, tile_gemm
 from deepinfer_plugin.kernels.swiglu import swiglu
@@ -15,14 +16,15 @@ from deepinfer_plugin.kernels.swiglu import swiglu
 
 def moe_experts(
     x: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
+    w13: torch.Tensor | Fp4Weight,
+    w2: torch.Tensor | Fp4Weight,
     topk_ids: torch.Tensor,
     topk_weights: torch.Tensor,
     expert_start: int,
     limit: float,
     round_input: bool,
 ) -> torch.Tensor:
+    w13, w2 = (w.decoded() if isinstance(w, Fp4Weight) else w for w in (w13, w2))
     (num_tokens, hidden_size), (num_experts, _, intermediate_size), top_k = x.shape, w2.shape, topk_ids.shape[1]
     if num_experts == 0 or topk_ids.numel() == 0:
         return x.new_zeros(num_tokens, hidden_size, dtype=torch.float32)
@@ -31,7 +33,7 @@ def moe_experts(
     if num_tokens == 1:  # its experts are distinct: a tile each, nothing to sort
         slots, tile_experts = _slots_of_one_token(top_k, x.device), expert_ids.clamp(0, num_experts - 1)
     else:
-        slots, tile_experts = _tiles(expert_ids, is_local, num_experts)
+        slots, tile_experts = slots_in_tiles(expert_ids, is_local, num_experts, TILE_SIZE)
     num_tiles = len(tile_experts)
     num_slots = num_tiles * TILE_SIZE
 
@@ -54,23 +56,3 @@ def moe_experts(
 @cache
 def _slots_of_one_token(top_k: int, device: torch.device) -> torch.Tensor:
     return torch.arange(0, top_k * TILE_SIZE, TILE_SIZE, device=device)
-
-
-def _tiles(expert_ids: torch.Tensor, is_local: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give every pair a row of a tile of its expert.
-
-    Returns the slot of each pair (tile * TILE_SIZE + row; one past the last tile for pairs that are not local) and the
-    expert of each tile (arbitrary for tiles without rows).
-    """
-    num_pairs, device = len(expert_ids), expert_ids.device
-    num_tiles = min(num_pairs, num_pairs // TILE_SIZE + num_experts)
-    group = torch.where(is_local, expert_ids, num_experts)  # the last group collects what is not ours
-    sorted_group, order = group.sort(stable=True)
-    starts = torch.searchsorted(sorted_group, torch.arange(num_experts + 2, device=device))
-    tile_ends = ((starts.diff() + TILE_SIZE - 1) // TILE_SIZE)[:num_experts].cumsum(0)
-    tile_experts = torch.searchsorted(tile_ends, torch.arange(num_tiles, device=device), right=True)
-    first_slots = torch.cat([tile_ends.new_zeros(1), tile_ends]) * TILE_SIZE  # [num_experts + 1]
-    sorted_slots = (first_slots - starts[:-1])[sorted_group] + torch.arange(num_pairs, device=device)
-    sorted_slots.masked_fill_(sorted_group == num_experts, num_tiles * TILE_SIZE)
-    slots = torch.empty_like(order).index_copy_(0, order, sorted_slots)
-    return slots, tile_experts.clamp_(max=num_experts - 1)

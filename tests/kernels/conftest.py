@@ -29,7 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _implemented(request: pytest.FixtureRequest) -> None:
     """Skip the tests of what has no such implementation."""
-    module, path = request.config.getoption("kernels"), request.path
-    op = path.stem.removeprefix("test_")
-    if module and not (Path(deepinfer_plugin.kernels.__path__[0]) / op / f"{module}.py").exists():
-        pytest.skip(f"{op} has no {module}")
+    module = request.config.getoption("kernels")
+    ops = getattr(request.module, "OPS", [request.path.stem.removeprefix("test_")])
+    folder = Path(deepinfer_plugin.kernels.__path__[0])
+    missing = [op for op in ops if not (folder / op / f"{module}.py").exists()] if module else []
+    if missing or (module and getattr(request.module, "DECODED_ONLY", False)):
+        pytest.skip(f"{', '.join(missing) or ops[0]}: no {module} for this")

@@ -1,7 +1,7 @@
 """Triton's CPU interpreter, made right for bfloat16 and FP8.
 
-As it comes (3.6 and 3.8) it computes bfloat16 on the raw 16-bit integers and truncates casts to it and to FP8, and a row
-of a product has other bits in another batch.
+As it comes (3.6 and 3.8) it computes bfloat16 on the raw 16-bit integers and truncates casts to it and to FP8, and a
+row of a product has other bits in another batch.
 `test_interpreter.py` notices when a new Triton moves what is replaced here.
 """
 

@@ -9,6 +9,7 @@ from deepinfer_plugin.kernels.row_gemm import row_gemm
 from deepinfer_plugin.kernels.swiglu import swiglu
 from tests.kernels.row_subsets import NUM_ROWS, assert_rows_are_independent
 
+DECODED_ONLY = True  # test_packed_weights.py has the packed ones
 LIMIT = 10.0
 NUM_EXPERTS, HIDDEN, INTERMEDIATE = 8, 64, 32
 

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed beside the CPU vLL
 
 import triton
 
-from deepinfer_plugin.kernels.packed_weights import Fp8Weight
+from deepinfer_plugin.kernels.packed_weights import Fp4Weight, Fp8Weight
 from tests.kernels.ahead_of_time import launches_of, opcodes, stack_bytes
 
 if triton.knobs.runtime.interpret:
@@ -22,12 +22,19 @@ if triton.knobs.runtime.interpret:
 
 CAPABILITIES = [80, 89, 90, 100, 120]
 TENSOR_CORE = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
+PRODUCTS = {"_matmul", "_gate_up", "_down"}
 BF16 = {"dtype": torch.bfloat16}
+SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 TOKENS = [1, 64, 512]
 
 
 def fp8_weight(n: int, k: int) -> Fp8Weight:
     return Fp8Weight(torch.zeros(n, k, dtype=torch.uint8), torch.zeros(n // 32, k // 32, dtype=torch.uint8))
+
+
+def fp4_experts(count: int, n: int, k: int) -> Fp4Weight:
+    codes, sf = (torch.zeros(count, n, k // channels, dtype=torch.uint8) for channels in (2, 32))
+    return Fp4Weight(codes, sf)
 
 
 def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
@@ -73,10 +80,14 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
 
 
 def products(tokens: int) -> dict[str, Callable[[], Any]]:
+    from deepinfer_plugin.kernels.moe_experts.triton_nvidia import moe_experts
     from deepinfer_plugin.kernels.triton_matmul import matmul
 
     x = torch.zeros(tokens, 1, 5120, **BF16)
+    ids, weights = torch.arange(6).expand(tokens, 6).contiguous(), torch.zeros(tokens, 6)
+    w13, w2 = fp4_experts(8, 4608, 5120), fp4_experts(8, 5120, 2304)
     return {
+        "moe_experts": lambda: moe_experts(x[:, 0], w13, w2, ids, weights, 0, 10.0, True),
         "linear": lambda: matmul(x, torch.zeros(384, 5120, **BF16), torch.float32),
         "linear_fp8": lambda: matmul(x, fp8_weight(1792, 5120), torch.bfloat16),
         "grouped_linear": lambda: matmul(torch.zeros(tokens, 8, 4096, **BF16), fp8_weight(8192, 4096), torch.bfloat16),
@@ -99,8 +110,8 @@ def test_products_use_tensor_cores(op: str, tokens: int, capability: int, tmp_pa
     for launch in launches:
         compiled = launch.compile(capability)
         assert stack_bytes(compiled, tmp_path) == 0, launch.name
-        if launch.name == "_matmul":
+        if launch.name in PRODUCTS:
             found = opcodes(compiled, tmp_path)
             assert any(name.startswith(TENSOR_CORE[capability]) for name in found), found
-            assert compiled.metadata.shared <= (101376 if capability in (89, 120) else 166912 if capability == 80 else 232448)
-    assert any(launch.name == "_matmul" for launch in launches)
+            assert compiled.metadata.shared <= SHARED_BYTES[capability]
+    assert any(launch.name in PRODUCTS for launch in launches)
