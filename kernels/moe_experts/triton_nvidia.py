@@ -15,7 +15,7 @@ from deepinfer_plugin.kernels.swiglu.triton_nvidia import clamped_swiglu
 from deepinfer_plugin.kernels.triton_formats import fp4_tiles, fp8_group_sf, reciprocal_of_power, round_e4m3
 
 ROWS = 64  # of weights in a tile
-HALF_DEPTH = 64  # bytes of weights, each of two channels, in a step
+HALF_DEPTH = 32  # bytes of weights, each of two channels, in a step; part of the order of a sum
 SUM_BLOCK = 1024
 
 
@@ -47,7 +47,7 @@ def moe_experts(
         *(inputs, w13.codes, w13.sf, topk_weights, activation, tile_pairs, tile_experts, num_pairs, width),
         *(hidden_size, limit, top_k),
         **options,
-        num_stages=3,
+        num_stages=4,
     )
     _down[(num_tiles, triton.cdiv(hidden_size, ROWS))](
         *(activation, w2.codes, w2.sf, products, tile_pairs, tile_experts, num_pairs, hidden_size, width),
@@ -130,9 +130,12 @@ def _gate_up(
     up = _fp4_product(zeros, x, up_codes, up_sf, tokens, present, row, width, half, ROWS, HALF_DEPTH)
     weight = tl.load(topk_weights + pair, present, 0.0)
     value = clamped_swiglu(gate, up, limit) * weight[None, :]
-    groups = tl.reshape(value, [ROWS // 32, 32, TOKENS])
-    scale = fp8_group_sf(tl.max(tl.abs(groups), 1))[:, None, :]
-    rounded = tl.reshape(round_e4m3(groups * reciprocal_of_power(scale)) * scale, [ROWS, TOKENS])
+    tl.static_assert(ROWS == 64, "two groups of 32 channels share an FP8 scale each")
+    is_first = (tl.arange(0, ROWS) < 32)[:, None]
+    first = tl.max(tl.where(is_first, tl.abs(value), 0.0), 0)
+    second = tl.max(tl.where(is_first, 0.0, tl.abs(value)), 0)
+    scale = fp8_group_sf(tl.where(is_first, first[None, :], second[None, :]))
+    rounded = round_e4m3(value * reciprocal_of_power(scale)) * scale
     place = activation + pair[None, :] * width + (row % 2 * (width // 2) + row // 2)[:, None]
     tl.store(place, rounded.to(tl.bfloat16), (row < width)[:, None] & present[None, :])
 
