@@ -173,10 +173,43 @@ def encode_fp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     _check_groups("encode_fp4", weight, BLOCK_SIZE)
     groups = _grouped(weight.float(), BLOCK_SIZE)
     sf = _fp4_sf(groups.abs().amax(-1, keepdim=True))
-    scaled = groups / sf
-    codes = _e2m1_magnitude_codes(scaled) + 8 * torch.signbit(scaled)
-    low, high = codes.view(weight.shape[0], weight.shape[1] // 2, 2).unbind(-1)
-    return (low + 16 * high).to(torch.uint8).view(torch.int8), _e8m0_encode(sf.squeeze(-1))
+    return _pack_e2m1(groups / sf).flatten(1).view(torch.int8), _e8m0_encode(sf.squeeze(-1))
+
+
+def encode_fp4_kv(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise to packed E2M1 with an E4M3 scale per 16 channels; the values are those of `round_fp4_kv`.
+
+    Args:
+        rows: [..., C], any float dtype, C a multiple of 16.
+
+    Returns:
+        codes [..., C / 2] uint8 (low nibble = even channel) and sf [..., C / 16] float8_e4m3fn.
+
+    Raises:
+        ValueError: C not a multiple of 16.
+
+    Source: model specification, section 4.3.
+    """
+    _check_groups("encode_fp4_kv", rows, KV_GROUP_SIZE)
+    groups = _grouped(rows.float(), KV_GROUP_SIZE)
+    sf = _fp4_kv_sf(groups)
+    return _pack_e2m1(groups * sf.float().reciprocal()).view(*rows.shape[:-1], -1), sf.squeeze(-1)
+
+
+def decode_fp4_kv(codes: torch.Tensor, sf: torch.Tensor) -> torch.Tensor:
+    """Return the E2M1 values times their E4M3 scales: rows with a scale per 16 channels (compressed KV).
+
+    Args:
+        codes: [..., C / 2], uint8, the low nibble the even channel.
+        sf: [..., C / 16], float8_e4m3fn.
+
+    Returns:
+        [..., C], fp32.
+
+    Source: model specification, section 4.4.
+    """
+    values = _e2m1_pairs(codes.device)[codes.int()].flatten(-2)
+    return _grouped(values, KV_GROUP_SIZE).mul(sf.float().unsqueeze(-1)).flatten(-2)
 
 
 def round_fp8(x: torch.Tensor) -> torch.Tensor:
@@ -244,9 +277,20 @@ def round_fp4_kv(x: torch.Tensor) -> torch.Tensor:
     """
     _check_groups("round_fp4_kv", x, KV_GROUP_SIZE)
     groups = _grouped(x.float(), KV_GROUP_SIZE)
-    sf = groups.abs().amax(-1, keepdim=True).div_(E2M1_MAX).clamp_(MIN_FP4_KV_SF, E4M3_MAX)
-    sf = sf.to(torch.float8_e4m3fn).to(torch.float32)
+    sf = _fp4_kv_sf(groups).to(torch.float32)
     return _round_e2m1(groups * sf.reciprocal()).mul_(sf).view(x.shape).to(x.dtype)
+
+
+def _fp4_kv_sf(groups: torch.Tensor) -> torch.Tensor:
+    amax = groups.abs().amax(-1, keepdim=True)
+    return amax.div_(E2M1_MAX).clamp_(MIN_FP4_KV_SF, E4M3_MAX).to(torch.float8_e4m3fn)
+
+
+def _pack_e2m1(scaled: torch.Tensor) -> torch.Tensor:
+    """Two codes a byte, the even one low: [..., n] -> [..., n / 2], uint8."""
+    codes = _e2m1_magnitude_codes(scaled) + 8 * torch.signbit(scaled)
+    low, high = codes.unflatten(-1, (-1, 2)).unbind(-1)
+    return (low + 16 * high).to(torch.uint8)
 
 
 def _fp8_sf(amax: torch.Tensor) -> torch.Tensor:

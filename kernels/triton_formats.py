@@ -12,6 +12,13 @@ def nearest_even(x):
 
 
 @triton.jit
+def with_sign(magnitude, x):
+    """`magnitude`, which is not negative, with the sign of x, zeros included."""
+    sign = x.to(tl.int32, bitcast=True) & -0x80000000
+    return (magnitude.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def e8m0_value(byte):
     """2 ** (byte - 127) in fp32."""
     bits = byte.to(tl.int32) << 23
@@ -35,7 +42,7 @@ def round_e4m3(x):
     """The nearest E4M3 number, ties to even; |x| at most 448."""
     exponent = (x.to(tl.int32, bitcast=True) & 0x7F800000) - (3 << 23)  # of a step of three mantissa bits
     step = tl.maximum(exponent, (127 - 9) << 23).to(tl.float32, bitcast=True)
-    return nearest_even(x * reciprocal_of_power(step)) * step
+    return with_sign(nearest_even(tl.abs(x) * reciprocal_of_power(step)) * step, x)
 
 
 @triton.jit
@@ -51,8 +58,7 @@ def e4m3_byte(x):
 def e4m3_value(byte):
     """The fp32 value of an E4M3 byte."""
     code = byte.to(tl.int32)
-    magnitude = ((code & 0x7F) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2**120
-    return tl.where((code & 0x80) != 0, -magnitude, magnitude)
+    return (((code & 0x7F) << 20) | ((code & 0x80) << 24)).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2**120
 
 
 @triton.jit
@@ -61,7 +67,7 @@ def round_e2m1(x):
     magnitude = tl.minimum(tl.abs(x), 6.0)
     steps = tl.where(magnitude < 2.0, 2.0, tl.where(magnitude < 4.0, 1.0, 0.5))  # in a unit
     rounded = nearest_even(magnitude * steps) * tl.where(magnitude < 2.0, 0.5, tl.where(magnitude < 4.0, 1.0, 2.0))
-    return tl.where(x.to(tl.int32, bitcast=True) < 0, -rounded, rounded)
+    return with_sign(rounded, x)
 
 
 @triton.jit
@@ -77,8 +83,7 @@ def e2m1_code(x):
 def e2m1_value(code):
     """The fp32 value of a four-bit E2M1 code."""
     bits = code.to(tl.int32)
-    magnitude = ((bits & 7) << 22).to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2**126
-    return tl.where((bits & 8) != 0, -magnitude, magnitude)
+    return (((bits & 7) << 22) | ((bits & 8) << 28)).to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2**126
 
 
 @triton.jit

@@ -27,7 +27,7 @@ def index_topk(
     Args:
         query: [num_tokens, num_heads, head_dim], bf16 or fp32.
         head_weights: [num_tokens, num_heads], bf16 or fp32; may be negative, and no factor is multiplied in.
-        keys: the index keys, by entry.
+        keys: the index keys, plain or records, by entry.
         num_visible: [num_tokens], int64; entries 0 .. num_visible - 1 may be chosen. 0 for a padding row.
         topk: entries to choose, >= 1.
         candidate_blocks: [num_tokens, n], int32, as `topk_candidate_blocks` returns them: only entries inside these
@@ -113,7 +113,7 @@ def index_topk_with_candidates(
 
 
 def _check(name: str, query: torch.Tensor, head_weights: torch.Tensor, keys: Pages, num_visible: torch.Tensor) -> None:
-    if query.dim() != 3 or head_weights.shape != query.shape[:2] or keys.cache.shape[2] != query.shape[2]:
+    if query.dim() != 3 or head_weights.shape != query.shape[:2] or keys.width != query.shape[2]:
         got = f"{tuple(query.shape)}, {tuple(head_weights.shape)} and cache {tuple(keys.cache.shape)}"
         raise ValueError(f"{name}: query must be [n, h, d], head_weights [n, h] and the cache [b, s, d], got {got}")
     if num_visible.shape != query.shape[:1] or keys.request_ids.shape != query.shape[:1]:

@@ -26,10 +26,10 @@ def sparse_attention(
 
     Args:
         query: [num_tokens, num_heads, head_dim], bf16 or fp32; the heads of this rank.
-        window: the layer's local KV, by position. States older than the window need not exist any more.
+        window: the layer's local KV, plain or records, by position. States older than the window need not exist.
         positions: [num_tokens], int64; negative for a padding row.
         window_size: keys of the window, the query's own included (V4.1: 128), >= 1.
-        selected: the KV source's compressed cache; None for a layer without global memory.
+        selected: the KV source's compressed cache, plain or records; None for a layer without global memory.
         selected_indices: [num_tokens, n], int32; entries of `selected`, -1 for none, as `index_topk` returns them. A
             padding row's must be -1. None if and only if `selected` is.
         sink: [num_heads], fp32, finite; a logit of the denominator, not multiplied by `scale`.
@@ -43,7 +43,7 @@ def sparse_attention(
 
     Source: model specification, section 2.7.
     """
-    if query.dim() != 3 or window.cache.shape[2] != query.shape[2] or sink.shape != query.shape[1:2]:
+    if query.dim() != 3 or window.width != query.shape[2] or sink.shape != query.shape[1:2]:
         got = f"{tuple(query.shape)}, cache {tuple(window.cache.shape)} and sink {tuple(sink.shape)}"
         raise ValueError(f"sparse_attention: query must be [n, h, d], caches [b, s, d] and sink [h], got {got}")
     num_tokens = query.shape[0]
@@ -56,7 +56,7 @@ def sparse_attention(
         given = "selected_indices" if selected is None else "selected"
         raise ValueError(f"sparse_attention: selected and selected_indices go together, got only {given}")
     if selected is not None and selected_indices is not None:
-        if selected.cache.shape[2] != query.shape[2] or selected.request_ids.shape != (num_tokens,):
+        if selected.width != query.shape[2] or selected.request_ids.shape != (num_tokens,):
             got = f"cache {tuple(selected.cache.shape)} and request_ids {tuple(selected.request_ids.shape)}"
             raise ValueError(f"sparse_attention: selected must fit query {tuple(query.shape)}, got {got}")
         if selected_indices.dim() != 2 or selected_indices.shape[0] != num_tokens:

@@ -3,25 +3,32 @@
 import torch
 
 from deepinfer_plugin.kernels.dispatch import Dispatch
+from deepinfer_plugin.kernels.records import Record
 
 TABLE = Dispatch(__name__, cpu="reference", nvidia="reference")
 
 
-def store_kv_cache(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+def store_kv_cache(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, record: Record = Record.PLAIN) -> None:
     """``cache[slot // states_per_block, slot % states_per_block] = row`` for every row whose slot is not -1.
 
     Args:
-        rows: [num_tokens, width], any float dtype; rounded to the dtype of `cache`. Rows with slot -1 are not read.
-        cache: [num_blocks, states_per_block, width], any strides; written to.
+        rows: [num_tokens, width], any float dtype; rounded to the dtype of `cache`, or to what its records can hold.
+            Rows with slot -1 are not read.
+        cache: [num_blocks, states_per_block, width], or uint8 records of `record.num_bytes(width)`; any strides;
+            written to.
         slots: [num_tokens], int64; `block * states_per_block + offset`, or negative for a row that is not stored
             (padding). Slots that are stored must differ from each other: which of two rows stays is not defined.
+        record: the format of the cache's rows.
 
     Raises:
         ValueError: ranks or sizes that do not fit.
 
     Source: model specification, sections 2.12 and 4.4.
     """
-    if cache.dim() != 3 or rows.shape != (slots.shape[0], cache.shape[2]) or slots.dim() != 1:
+    ranks = (rows.dim(), cache.dim(), slots.dim())
+    if ranks != (2, 3, 1) or rows.shape != (slots.shape[0], record.width(cache.shape[2])):
         got = f"rows {tuple(rows.shape)}, cache {tuple(cache.shape)}, slots {tuple(slots.shape)}"
         raise ValueError(f"store_kv_cache: rows [n, width], cache [b, s, width] and slots [n] must fit, got {got}")
-    TABLE(rows, cache, slots)
+    if (record is Record.PLAIN) != cache.is_floating_point():
+        raise ValueError(f"store_kv_cache: a cache of {record.value} records cannot be {cache.dtype}")
+    TABLE(rows, cache, slots, record)
