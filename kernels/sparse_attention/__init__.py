@@ -22,7 +22,8 @@ def sparse_attention(
 
     The keys c_k of a row, which are its values too, are the window states max(0, p - window_size + 1) .. p and the
     selected entries; a token that stands in both counts twice. No key at all gives 0, as does a padding row. The output
-    is not rotated back. A row's result does not depend, bitwise, on the other rows of the call.
+    is not rotated back. With a bf16 query an implementation may round the weights exp(..) to bf16 before they meet c_k.
+    A row's result does not depend, bitwise, on the other rows of the call.
 
     Args:
         query: [num_tokens, num_heads, head_dim], bf16 or fp32; the heads of this rank.

@@ -15,6 +15,8 @@ pytest.importorskip("triton", reason="Triton is not installed beside the CPU vLL
 import triton
 
 from deepinfer_plugin.kernels.packed_weights import Fp4Weight, Fp8Weight
+from deepinfer_plugin.kernels.paged import Pages
+from deepinfer_plugin.kernels.records import Record
 from tests.kernels.ahead_of_time import launches_of, opcodes, stack_bytes
 
 if triton.knobs.runtime.interpret:
@@ -100,6 +102,36 @@ def test_elementwise_kernels_compile_without_spilling(op: str, capability: int, 
     for launch in launches_of(elementwise(64)[op]):
         compiled = launch.compile(capability)
         assert stack_bytes(compiled, tmp_path) == 0, launch.name
+
+
+def attention(heads: int, shared: Record) -> Callable[[], Any]:
+    from deepinfer_plugin.kernels.sparse_attention.triton_nvidia import sparse_attention
+
+    window, selected = (
+        Pages(
+            torch.zeros(4, 64, record.num_bytes(512), dtype=torch.uint8),
+            torch.zeros(2, 32, dtype=torch.int32),
+            torch.zeros(64, dtype=torch.int64),
+            record,
+        )
+        for record in (Record.FP8, shared)
+    )
+    query, indices = torch.zeros(64, heads, 512, **BF16), torch.zeros(64, 512, dtype=torch.int32)
+    positions = torch.zeros(64, dtype=torch.int64)
+    return lambda: sparse_attention(query, window, positions, 128, selected, indices, torch.zeros(heads), 0.04)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("shared", [Record.FP8, Record.FP4_KV], ids=lambda r: r.value)
+@pytest.mark.parametrize("heads", [8, 64])
+def test_attention_uses_tensor_cores(heads: int, shared: Record, capability: int, tmp_path: Path) -> None:
+    (launch,) = launches_of(attention(heads, shared))
+    compiled = launch.compile(capability)
+    found = opcodes(compiled, tmp_path)
+    core = TENSOR_CORE[capability] if heads == 64 else "HMMA"  # the larger instructions want 64 heads
+    assert any(name.startswith(core) for name in found), found
+    assert stack_bytes(compiled, tmp_path) == 0
+    assert compiled.metadata.shared <= SHARED_BYTES[capability]
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
