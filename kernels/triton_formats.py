@@ -143,6 +143,37 @@ def fp8_tile(codes, sf):
 
 
 @triton.jit
+def fp8_pair_tiles(pairs, sf):
+    """`fp8_tile` of the lower and of the higher bytes of uint16 pairs of codes: the even and the odd channels."""
+    if INTERPRETED:
+        factor = e8m0_value(sf)
+        even, odd = e4m3_value(pairs & 255) * factor, e4m3_value(pairs >> 8) * factor
+        return even.to(tl.bfloat16), odd.to(tl.bfloat16)
+    factor = ((sf.to(tl.int16) + 120) << 7).to(tl.bfloat16, bitcast=True)
+    pairs, factor = tl.broadcast(pairs, factor)
+    return tl.inline_asm_elementwise(
+        """{
+            .reg .b32 a, m, n, zero;
+            mov.b32 zero, 0x80008000;
+            shl.b32 a, $2, 8;
+            shr.u32 m, a, 4;
+            shr.u32 n, $2, 4;
+            and.b32 m, m, 0x07f007f0;
+            and.b32 n, n, 0x07f007f0;
+            lop3.b32 m, a, 0x80008000, m, 0xea;
+            lop3.b32 n, $2, 0x80008000, n, 0xea;
+            fma.rn.bf16x2 $0, m, $3, zero;
+            fma.rn.bf16x2 $1, n, $3, zero;
+        }""",
+        "=r,=r,r,r",
+        [pairs, factor],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
 def fp4_tiles(codes, sf):
     """(even, odd) channels of packed E2M1 codes times ``2 ** (sf - 127)``, in bf16, exactly; sf: bytes up to 128.
 

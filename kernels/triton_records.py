@@ -1,38 +1,43 @@
-"""Reading cache rows inside Triton kernels, whatever their record. `records.py` holds the definitions."""
+"""Reading cache rows inside Triton kernels, whatever their record. `records.py` holds the definitions.
+
+A row comes as two tensors, its even and its odd channels: that is how two codes share a byte, and taking them apart
+costs nothing where the order of channels does not matter.
+"""
 
 import triton
 import triton.language as tl
 
-from deepinfer_plugin.kernels.triton_formats import e4m3_value, fp4_tiles, fp8_tile
+from deepinfer_plugin.kernels.triton_formats import e4m3_value, fp4_tiles, fp8_pair_tiles
 
 
 @triton.jit
-def load_rows(cache, rows, present, WIDTH: tl.constexpr, PADDED: tl.constexpr, RECORD: tl.constexpr):
-    """[n, PADDED]: the rows at element offsets `rows`, bf16 for records, else the cache's dtype; 0 where not present.
+def load_rows(cache, rows, present, WIDTH: tl.constexpr, HALF: tl.constexpr, RECORD: tl.constexpr):
+    """(even, odd) channels of the rows at element offsets `rows`, [n, HALF] each; 0 where not present.
 
-    WIDTH: channels of a row; PADDED: the next power of two, filled with 0.
+    bf16 for records, else the cache's dtype. HALF: WIDTH / 2 or the next power of two, filled with 0.
     """
     start = cache + rows[:, None]
     if RECORD == "plain":
-        channel = tl.arange(0, PADDED)
-        return tl.load(start + channel[None, :], present[:, None] & (channel < WIDTH)[None, :], 0.0)
+        pair = tl.arange(0, HALF)
+        stored = present[:, None] & (2 * pair < WIDTH)[None, :]
+        even = tl.load(start + 2 * pair[None, :], stored, 0.0)
+        return even, tl.load(start + 2 * pair[None, :] + 1, stored, 0.0)
+    PAIRS: tl.constexpr = 8 if RECORD == "fp4_kv" else 16  # of channels with one scale
+    group = tl.arange(0, HALF // PAIRS)
+    pair = group[:, None] * PAIRS + tl.arange(0, PAIRS)[None, :]
+    stored = present[:, None] & (group * (2 * PAIRS) < WIDTH)[None, :]
+    sf = tl.load(start + (WIDTH if RECORD == "fp8" else WIDTH // 2) + group[None, :], stored, 0)
     if RECORD == "fp8":
-        group = tl.arange(0, PADDED // 32)
-        channel = group[:, None] * 32 + tl.arange(0, 32)[None, :]
-        stored = present[:, None] & (group * 32 < WIDTH)[None, :]
-        codes = tl.load(start[:, :, None] + channel[None, :, :], stored[:, :, None], 0)
-        sf = tl.load(start + WIDTH + group[None, :], stored, 0)
-        return tl.reshape(fp8_tile(codes, sf[:, :, None]), [rows.shape[0], PADDED])
-    SIZE: tl.constexpr = 16 if RECORD == "fp4_kv" else 32
-    group = tl.arange(0, PADDED // SIZE)
-    byte = group[:, None] * (SIZE // 2) + tl.arange(0, SIZE // 2)[None, :]
-    stored = present[:, None] & (group * SIZE < WIDTH)[None, :]
-    codes = tl.load(start[:, :, None] + byte[None, :, :], stored[:, :, None], 0)
-    sf = tl.load(start + WIDTH // 2 + group[None, :], stored, 0)
-    if RECORD == "fp4_kv":
-        even, odd = fp4_tiles(codes, tl.full([1, 1, 1], 127, tl.uint8))
-        factor = e4m3_value(sf)[:, :, None]  # a product has six significant bits: exact in bf16
-        even, odd = (even.to(tl.float32) * factor).to(tl.bfloat16), (odd.to(tl.float32) * factor).to(tl.bfloat16)
+        codes = tl.load(
+            (start[:, :, None] + 2 * pair[None, :, :]).to(tl.pointer_type(tl.uint16)), stored[:, :, None], 0
+        )
+        even, odd = fp8_pair_tiles(codes, sf[:, :, None])
     else:
-        even, odd = fp4_tiles(codes, sf[:, :, None])
-    return tl.reshape(tl.join(even, odd), [rows.shape[0], PADDED])
+        codes = tl.load(start[:, :, None] + pair[None, :, :], stored[:, :, None], 0)
+        if RECORD == "fp4_kv":
+            even, odd = fp4_tiles(codes, tl.full([1, 1, 1], 127, tl.uint8))
+            factor = e4m3_value(sf)[:, :, None].to(tl.bfloat16)  # a product has six significant bits: exact
+            even, odd = even * factor, odd * factor
+        else:
+            even, odd = fp4_tiles(codes, sf[:, :, None])
+    return tl.reshape(even, [rows.shape[0], HALF]), tl.reshape(odd, [rows.shape[0], HALF])

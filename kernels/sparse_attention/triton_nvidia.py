@@ -32,12 +32,12 @@ def sparse_attention(
         return out
     heads = max(16, min(HEADS, triton.next_power_of_2(num_heads)))
     chosen = window if selected is None else selected  # something to point at
-    num_selected = 0 if selected_indices is None else selected_indices.shape[1]
+    indices = window.block_table[:, :0] if selected_indices is None else selected_indices
     _sparse_attention[(num_tokens, triton.cdiv(num_heads, heads))](
-        *(query, *_table(window), *_table(chosen), positions, selected_indices, sink, out),
-        *(query.stride(0), query.stride(1), 0 if selected_indices is None else selected_indices.stride(0)),
-        *(num_heads, window_size, num_selected, scale, head_dim),
-        WIDTH=max(16, triton.next_power_of_2(head_dim)),
+        *(query, *_table(window), *_table(chosen), positions, indices, sink, out),
+        *(query.stride(0), query.stride(1), indices.stride(0)),
+        *(num_heads, window_size, indices.shape[1], scale, head_dim),
+        HALF=max(16, triton.next_power_of_2(head_dim) // 2),
         WINDOW_RECORD=window.record.value,
         SELECTED_RECORD=chosen.record.value,
         EXACT=query.dtype == torch.bfloat16,
@@ -84,7 +84,7 @@ def _sparse_attention(
     num_selected,
     scale,
     HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
     WINDOW_RECORD: tl.constexpr,
     SELECTED_RECORD: tl.constexpr,
     EXACT: tl.constexpr,
@@ -93,55 +93,78 @@ def _sparse_attention(
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    channel = tl.arange(0, WIDTH)
-    inside = (head < num_heads)[:, None] & (channel < HEAD_DIM)[None, :]
-    q = tl.load(query + token * query_token + head[:, None] * query_head + channel[None, :], inside, 0.0)
+    pair = tl.arange(0, HALF)
+    inside = (head < num_heads)[:, None] & (2 * pair < HEAD_DIM)[None, :]
+    q = query + token * query_token + head[:, None] * query_head + 2 * pair[None, :]
+    q_even, q_odd = tl.load(q, inside, 0.0), tl.load(q + 1, inside, 0.0)
     position = tl.load(positions + token)
     highest = tl.load(sink + head, head < num_heads, 0.0)
     denominator = tl.full([HEADS], 1.0, tl.float32)
-    total = tl.zeros([HEADS, WIDTH], tl.float32)
+    even, odd = tl.zeros([HEADS, HALF], tl.float32), tl.zeros([HEADS, HALF], tl.float32)
 
-    table = window_table + tl.load(window_requests + token) * window_row
-    for first in range(0, window_size, KEYS):
-        place = first + tl.arange(0, KEYS)
-        state = position - window_size + 1 + place
-        present = (place < window_size) & (state >= 0)
-        block = tl.load(table + state // window_size_of_block, present, 0).to(tl.int64)
-        rows = block * window_block + state % window_size_of_block * window_state
-        keys = load_rows(window, rows, present, HEAD_DIM, WIDTH, WINDOW_RECORD)
-        highest, denominator, total = _attend(q, keys, present, scale, highest, denominator, total, EXACT)
+    window_row_table = window_table + tl.load(window_requests + token) * window_row
+    selected_row_table = selected_table + tl.load(selected_requests + token) * selected_row
+    window_steps = tl.cdiv(window_size, KEYS)
+    steps = window_steps + tl.cdiv(num_selected, KEYS)
+    ONE_LOOP: tl.constexpr = WINDOW_RECORD == SELECTED_RECORD  # a second loop costs registers
+    for step in range(steps if ONE_LOOP else window_steps):
+        in_window = step < window_steps
+        place = tl.where(in_window, step, step - window_steps) * KEYS + tl.arange(0, KEYS)
+        state = tl.load(
+            selected_indices + token * index_token + place, (not in_window) & (place < num_selected), -1
+        ).to(tl.int64)
+        newest = position - window_size + 1 + place
+        state = tl.where(in_window, tl.where(place < window_size, newest, -1), state)
+        cache = tl.where(in_window, window, selected)
+        table = tl.where(in_window, window_row_table, selected_row_table)
+        size = tl.where(in_window, window_size_of_block, selected_size_of_block)
+        block_stride = tl.where(in_window, window_block, selected_block)
+        state_stride = tl.where(in_window, window_state, selected_state)
+        rows, present = _find(table, state, size, block_stride, state_stride)
+        k_even, k_odd = load_rows(cache, rows, present, HEAD_DIM, HALF, WINDOW_RECORD)
+        highest, denominator, even, odd = _attend(
+            q_even, q_odd, k_even, k_odd, present, scale, highest, denominator, even, odd, EXACT
+        )
+    if not ONE_LOOP:
+        for step in range(window_steps, steps):
+            place = (step - window_steps) * KEYS + tl.arange(0, KEYS)
+            state = tl.load(selected_indices + token * index_token + place, place < num_selected, -1).to(tl.int64)
+            rows, present = _find(selected_row_table, state, selected_size_of_block, selected_block, selected_state)
+            k_even, k_odd = load_rows(selected, rows, present, HEAD_DIM, HALF, SELECTED_RECORD)
+            highest, denominator, even, odd = _attend(
+                q_even, q_odd, k_even, k_odd, present, scale, highest, denominator, even, odd, EXACT
+            )
 
-    table = selected_table + tl.load(selected_requests + token) * selected_row
-    for first in range(0, num_selected, KEYS):
-        place = first + tl.arange(0, KEYS)
-        entry = tl.load(selected_indices + token * index_token + place, place < num_selected, -1)
-        present = entry >= 0
-        block = tl.load(table + entry // selected_size_of_block, present, 0).to(tl.int64)
-        rows = block * selected_block + entry % selected_size_of_block * selected_state
-        keys = load_rows(selected, rows, present, HEAD_DIM, WIDTH, SELECTED_RECORD)
-        highest, denominator, total = _attend(q, keys, present, scale, highest, denominator, total, EXACT)
-
-    result = (total / denominator[:, None]).to(out.dtype.element_ty)
-    tl.store(out + (token * num_heads + head[:, None]) * HEAD_DIM + channel[None, :], result, inside)
+    result = out + (token * num_heads + head[:, None]) * HEAD_DIM + 2 * pair[None, :]
+    tl.store(result, (even / denominator[:, None]).to(out.dtype.element_ty), inside)
+    tl.store(result + 1, (odd / denominator[:, None]).to(out.dtype.element_ty), inside)
 
 
 @triton.jit
-def _attend(q, keys, present, scale, highest, denominator, total, EXACT: tl.constexpr):
-    """One step of the running softmax; keys are values too."""
-    if EXACT:
-        keys = keys.to(tl.bfloat16)
-        logits = tl.dot(q, tl.trans(keys)) * scale
-    else:
-        keys = keys.to(tl.float32)
-        logits = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
+def _find(table, states, states_per_block, block_stride, state_stride):
+    """Element offsets of a request's states in its cache, and which of them are there (not negative)."""
+    present = states >= 0
+    block = tl.load(table + states // states_per_block, present, 0).to(tl.int64)
+    return block * block_stride + states % states_per_block * state_stride, present
+
+
+@triton.jit
+def _attend(q_even, q_odd, k_even, k_odd, present, scale, highest, denominator, even, odd, EXACT: tl.constexpr):
+    """One step of the running softmax; keys are values too, and come as their even and their odd channels."""
+    logits = _dot(q_even, tl.trans(k_even), None, EXACT)
+    logits = _dot(q_odd, tl.trans(k_odd), logits, EXACT) * scale
     logits = tl.where(present[None, :], logits, -float("inf"))
     new_highest = tl.maximum(highest, tl.max(logits, 1))
     shrink = tl.exp(highest - new_highest)
     weights = tl.exp(logits - new_highest[:, None])
     denominator = denominator * shrink + tl.sum(weights, 1)
-    total = total * shrink[:, None]
+    even = _dot(weights, k_even, even * shrink[:, None], EXACT)
+    odd = _dot(weights, k_odd, odd * shrink[:, None], EXACT)
+    return new_highest, denominator, even, odd
+
+
+@triton.jit
+def _dot(a, b, total, EXACT: tl.constexpr):
     if EXACT:
-        total = tl.dot(weights.to(tl.bfloat16), keys, total)
-    else:
-        total = tl.dot(weights, keys, total, input_precision="ieee")
-    return new_highest, denominator, total
+        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
+    return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
