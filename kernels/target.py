@@ -35,3 +35,12 @@ def current_target() -> Target:
     if device.type == "npu":
         return Target.ASCEND
     raise NotImplementedError(f"target: no kernels for {device.type}, only for {', '.join(t.value for t in Target)}")
+
+
+@cache
+def compute_capability() -> int:
+    """90 for SM90 and so on; 0 without an NVIDIA GPU."""
+    if not (torch.cuda.is_available() and torch.version.cuda):
+        return 0
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor

@@ -1,4 +1,4 @@
-"""`sparse_attention` in Triton: a program per token and 64 heads, over its keys in their order.
+"""`sparse_attention` in Triton: a program per token and up to 64 heads, over its keys in their order.
 
 One kernel for prefill, decode and verification: a row's bits do not depend on what it is called for. The sink is where
 the running softmax starts: a first logit without a value.
@@ -8,10 +8,11 @@ import torch
 import triton
 import triton.language as tl
 
+from deepinfer_plugin.kernels import target
 from deepinfer_plugin.kernels.paged import Pages
 from deepinfer_plugin.kernels.triton_records import load_rows
 
-HEADS = 64  # of a program, at most
+WIDE = 90  # compute capability whose tensor cores want 64 rows; SM100's too, but there the sums outgrow their memory
 KEYS = 32  # of a step
 
 
@@ -30,7 +31,8 @@ def sparse_attention(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not out.numel():
         return out
-    heads = max(16, min(HEADS, triton.next_power_of_2(num_heads)))
+    most = 64 if target.compute_capability() == WIDE else 32
+    heads = max(16, min(most, triton.next_power_of_2(num_heads)))
     chosen = window if selected is None else selected  # something to point at
     indices = window.block_table[:, :0] if selected_indices is None else selected_indices
     _sparse_attention[(num_tokens, triton.cdiv(num_heads, heads))](
@@ -43,8 +45,8 @@ def sparse_attention(
         EXACT=query.dtype == torch.bfloat16,
         HEADS=heads,
         KEYS=KEYS,
-        num_warps=8 if heads == 64 else 4,
-        num_stages=2,
+        num_warps=8,
+        num_stages=2 if most == 64 else 1,
     )
     return out
 
