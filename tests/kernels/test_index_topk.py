@@ -5,26 +5,28 @@ import torch
 
 from deepinfer_plugin.kernels.index_topk import index_topk, index_topk_with_candidates, reference, topk_candidate_blocks
 from deepinfer_plugin.kernels.paged import Pages
+from deepinfer_plugin.kernels.records import Record
 from tests.kernels.row_subsets import each_thread_count
 
 SIZE = 16  # states per block
 
 
-def paged(states: list[torch.Tensor], request_ids: list[int], spare_columns: int = 0) -> Pages:
+def paged(
+    states: list[torch.Tensor], request_ids: list[int], spare_columns: int = 0, record: Record = Record.PLAIN
+) -> Pages:
     """Each request's keys [n, d] in shuffled blocks that stand apart; whatever holds no key is NaN."""
     needed = [-(-keys.shape[0] // SIZE) for keys in states]
     device, head_dim = states[0].device, states[0].shape[1]
     order = torch.randperm(sum(needed) + 1, device=device).int()
-    cache = torch.full((order.numel(), SIZE + 2, head_dim), float("nan"), dtype=states[0].dtype, device=device)[
-        :, :SIZE
-    ]
+    nothing = float("nan") if states[0].is_floating_point() else 255
+    cache = torch.full((order.numel(), SIZE + 2, head_dim), nothing, dtype=states[0].dtype, device=device)[:, :SIZE]
     table = torch.zeros(len(states), max(1, *needed) + spare_columns, dtype=torch.int32, device=device)
     for request, keys in enumerate(states):
         blocks, order = order[: needed[request]], order[needed[request] :]
         table[request, : blocks.numel()] = blocks
         places = torch.arange(keys.shape[0], device=device)
         cache[blocks[places // SIZE].long(), places % SIZE] = keys
-    return Pages(cache, table, torch.tensor(request_ids, dtype=torch.int64, device=device))
+    return Pages(cache, table, torch.tensor(request_ids, dtype=torch.int64, device=device), record)
 
 
 class Batch:
@@ -250,6 +252,19 @@ def whole_scores(batch: Batch, rows: list[int], spare_columns: int) -> dict[int,
             found[row] = row_scores[:visible]
     assert found.keys() == set(rows)
     return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_records_choose_what_their_decoded_keys_choose(dtype: torch.dtype, device: str) -> None:
+    """A decoded record is exact in bf16, so packed and plain caches hold the same keys."""
+    batch = Batch(LENGTHS, ROWS, device, exact=False, heads=8, head_dim=64).to(dtype)
+    records = [Record.FP4_INDEX.encode(keys) for keys in batch.keys]
+    batch.keys = [Record.FP4_INDEX.decode(keys).to(dtype) for keys in records]
+    packed = paged(records, batch.request_ids, record=Record.FP4_INDEX)
+    args = batch.args()
+    got = index_topk_with_candidates(args[0], args[1], packed, args[3], 16, 9, 8)
+    for chosen, want in zip(got, index_topk_with_candidates(*args, 16, 9, 8), strict=True):
+        assert torch.equal(chosen, want)
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 100_000])

@@ -125,6 +125,28 @@ def attention(heads: int, shared: Record) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("restricted", [False, True])
+def test_the_indexer_uses_tensor_cores(restricted: bool, capability: int, tmp_path: Path) -> None:
+    from deepinfer_plugin.kernels.index_topk.triton_nvidia import index_topk, index_topk_with_candidates
+
+    record = Record.FP4_INDEX
+    cache, ids = torch.zeros(4, 64, record.num_bytes(128), dtype=torch.uint8), torch.zeros(8, dtype=torch.int64)
+    pages = Pages(cache, torch.zeros(2, 512, dtype=torch.int32), ids, record)
+    row = torch.zeros(8, 64, 128, **BF16), torch.zeros(8, 64, **BF16), pages, ids
+    blocks = torch.zeros(8, 2048, dtype=torch.int32)
+    launches = launches_of(
+        lambda: index_topk(*row, 512, blocks, 8) if restricted else index_topk_with_candidates(*row, 512, 2048, 8)
+    )
+    for launch in launches:
+        compiled = launch.compile(capability)
+        assert stack_bytes(compiled, tmp_path) == 0, launch.name
+        if launch.name == "_score":
+            found = opcodes(compiled, tmp_path)
+            assert any(name.startswith(TENSOR_CORE[capability]) for name in found), found
+    assert {launch.name for launch in launches} >= {"_score", "_select"}
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("shared", [Record.FP8, Record.FP4_KV], ids=lambda r: r.value)
 @pytest.mark.parametrize("heads", [8, 64])
 def test_attention_uses_tensor_cores(
