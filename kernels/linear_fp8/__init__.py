@@ -23,7 +23,7 @@ def linear_fp8(
         [num_tokens, N], `out_dtype`, contiguous. A row's result does not depend on the other rows.
 
     Raises:
-        ValueError: shapes that do not fit, `weight` neither fp32 nor FP8, or a dtype that is not floating point.
+        ValueError: shapes that do not fit, `weight` neither fp32 nor FP8, K no multiple of 32, or a dtype that is not floating point.
 
     Source: model specification, section 4.3.
     """
@@ -34,4 +34,6 @@ def linear_fp8(
         raise ValueError(f"linear_fp8: weight must be fp32 or packed FP8, got {weight.dtype}")
     if not (x.is_floating_point() and out_dtype.is_floating_point):
         raise ValueError(f"linear_fp8: x and out_dtype must be floating point, got {x.dtype} and {out_dtype}")
+    if round_input and x.shape[1] % 32:
+        raise ValueError(f"linear_fp8: K must be a multiple of 32 where the input is rounded, got {x.shape[1]}")
     return TABLE(x, weight, round_input, out_dtype)

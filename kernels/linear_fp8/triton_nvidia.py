@@ -2,8 +2,8 @@
 
 import torch
 
+from deepinfer_plugin.kernels.fake_quant.triton_nvidia import round_fp8
 from deepinfer_plugin.kernels.packed_weights import Fp8Weight
-from deepinfer_plugin.kernels.quant_formats import round_fp8
 from deepinfer_plugin.kernels.triton_matmul import matmul
 
 

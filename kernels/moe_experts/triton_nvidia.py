@@ -8,9 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
+from deepinfer_plugin.kernels.fake_quant.triton_nvidia import round_fp8
 from deepinfer_plugin.kernels.moe_experts.tiles import pairs_in_tiles
 from deepinfer_plugin.kernels.packed_weights import Fp4Weight
-from deepinfer_plugin.kernels.quant_formats import round_fp8
 from deepinfer_plugin.kernels.swiglu.triton_nvidia import clamped_swiglu
 from deepinfer_plugin.kernels.triton_formats import fp4_tiles, fp8_group_sf, reciprocal_of_power, round_e4m3
 

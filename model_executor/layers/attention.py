@@ -7,8 +7,8 @@ from torch import nn
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 
+from deepinfer_plugin.kernels.fake_quant import round_fp8
 from deepinfer_plugin.kernels.grouped_linear import grouped_linear
-from deepinfer_plugin.kernels.quant_formats import round_fp8
 from deepinfer_plugin.kernels.rms_norm import rms_norm
 from deepinfer_plugin.kernels.rope import rope
 from deepinfer_plugin.kernels.sparse_attention import sparse_attention

@@ -5,8 +5,8 @@ from torch import nn
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from deepinfer_plugin.kernels.compress_kv import compress_kv
+from deepinfer_plugin.kernels.fake_quant import round_fp4_index, round_fp4_kv
 from deepinfer_plugin.kernels.linear import linear
-from deepinfer_plugin.kernels.quant_formats import round_fp4_index, round_fp4_kv
 from deepinfer_plugin.kernels.rms_norm import rms_norm
 from deepinfer_plugin.kernels.rope import rope
 from deepinfer_plugin.kernels.store_kv_cache import store_kv_cache

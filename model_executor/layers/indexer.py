@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
+from deepinfer_plugin.kernels.fake_quant import round_fp4_index
 from deepinfer_plugin.kernels.index_topk import index_topk, index_topk_with_candidates
 from deepinfer_plugin.kernels.linear import linear
-from deepinfer_plugin.kernels.quant_formats import round_fp4_index
 from deepinfer_plugin.kernels.rope import rope
 from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.layers.compressor import Compressor

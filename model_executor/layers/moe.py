@@ -9,10 +9,11 @@ from vllm.distributed import (
 )
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 
+from deepinfer_plugin.kernels.fake_quant import round_fp8
 from deepinfer_plugin.kernels.linear import linear
 from deepinfer_plugin.kernels.moe_experts import moe_experts
 from deepinfer_plugin.kernels.moe_gate import moe_gate
-from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE, round_fp8
+from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE
 from deepinfer_plugin.kernels.swiglu import swiglu
 from deepinfer_plugin.model_executor.layers.linear import WEIGHT_DTYPE, LinearFormat, all_reduce_rounded
 from deepinfer_plugin.model_executor.models.shape import ModelShape
