@@ -23,7 +23,8 @@ def linear_fp8(
         [num_tokens, N], `out_dtype`, contiguous. A row's result does not depend on the other rows.
 
     Raises:
-        ValueError: shapes that do not fit, `weight` neither fp32 nor FP8, K no multiple of 32, or a dtype that is not floating point.
+        ValueError: shapes that do not fit, `weight` neither fp32 nor FP8, K no multiple of 32, or a dtype that is not
+            floating point.
 
     Source: model specification, section 4.3.
     """

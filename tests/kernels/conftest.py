@@ -9,13 +9,10 @@ import torch
 
 import deepinfer_plugin.kernels
 from deepinfer_plugin.kernels.dispatch import force, tables
-from tests.kernels.row_subsets import thread_counts
 
 
 def pytest_configure(config: pytest.Config) -> None:
     module = config.getoption("kernels")
-    if module:
-        thread_counts[:] = [1]
     if module == "triton_nvidia" and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is defined
         from tests.kernels.interpreter import repair
