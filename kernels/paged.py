@@ -35,7 +35,7 @@ class Pages:
             got = f"{tuple(self.cache.shape)}, {tuple(self.block_table.shape)} and {tuple(self.request_ids.shape)}"
             rule = "cache must be [num_blocks, states_per_block, width], block_table 2-D and request_ids 1-D"
             raise ValueError(f"paged: {rule}, got {got}")
-        if (self.record is Record.PLAIN) != self.cache.is_floating_point():
+        if (self.record is Record.PLAIN) != (self.cache.dtype != torch.uint8):
             raise ValueError(f"paged: a cache of {self.record.value} records cannot be {self.cache.dtype}")
 
     @property

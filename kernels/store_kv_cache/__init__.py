@@ -12,7 +12,7 @@ def store_kv_cache(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor,
     """``cache[slot // states_per_block, slot % states_per_block] = row`` for every row whose slot is not -1.
 
     Args:
-        rows: [num_tokens, width], any float dtype; rounded to the dtype of `cache`, or to what its records can hold.
+        rows: [num_tokens, width], any dtype but uint8; rounded to the dtype of `cache`, or to what its records can hold.
             Rows with slot -1 are not read.
         cache: [num_blocks, states_per_block, width], or uint8 records of `record.num_bytes(width)`; any strides;
             written to.
@@ -29,6 +29,6 @@ def store_kv_cache(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor,
     if ranks != (2, 3, 1) or rows.shape != (slots.shape[0], record.width(cache.shape[2])):
         got = f"rows {tuple(rows.shape)}, cache {tuple(cache.shape)}, slots {tuple(slots.shape)}"
         raise ValueError(f"store_kv_cache: rows [n, width], cache [b, s, width] and slots [n] must fit, got {got}")
-    if (record is Record.PLAIN) != cache.is_floating_point():
+    if (record is Record.PLAIN) != (cache.dtype != torch.uint8):
         raise ValueError(f"store_kv_cache: a cache of {record.value} records cannot be {cache.dtype}")
     TABLE(rows, cache, slots, record)

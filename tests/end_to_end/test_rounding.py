@@ -53,6 +53,8 @@ def roundings(monkeypatch) -> dict[str, list[tuple[torch.Tensor, torch.Tensor]]]
         for module in [m for n, m in sys.modules.items() if n.startswith("deepinfer_plugin.")]:
             if getattr(module, name, None) is original:
                 monkeypatch.setattr(module, name, wrapper)
+        monkeypatch.setitem(tables()[name]._loaded, "reference", wrapper)
+        monkeypatch.setattr(tables()[name], "_chosen", wrapper)
     return seen
 
 

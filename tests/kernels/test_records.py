@@ -70,6 +70,15 @@ def test_stored_records_are_the_encoded_rows(record: Record, width: int, dtype: 
     assert torch.equal(got[stored], ROUNDERS[record](rows).float()[stored]) and not got[~stored].any()
 
 
+def test_a_cache_of_numbers_may_hold_integers(device: str) -> None:
+    """Token ids, for example."""
+    cache, slots = torch.zeros(2, 4, 1, dtype=torch.int32, device=device), torch.tensor([6, -1, 1], device=device)
+    store_kv_cache(torch.tensor([[70000], [5], [-3]], device=device), cache, slots)
+    pages = Pages(cache, torch.arange(2, dtype=torch.int32, device=device)[None], slots.new_zeros(3))
+    assert pages.gather(slots).flatten().tolist() == [70000, 0, -3]
+    assert cache.flatten().tolist() == [0, -3, 0, 0, 0, 0, 70000, 0]
+
+
 def test_refuses(device: str) -> None:
     rows, slots = torch.zeros(2, 32, device=device), torch.zeros(2, dtype=torch.int64, device=device)
     plain = torch.zeros(1, 4, 32, device=device)
