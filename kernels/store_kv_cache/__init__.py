@@ -12,8 +12,8 @@ def store_kv_cache(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor,
     """``cache[slot // states_per_block, slot % states_per_block] = row`` for every row whose slot is not -1.
 
     Args:
-        rows: [num_tokens, width], any dtype but uint8; rounded to the dtype of `cache`, or to what its records can hold.
-            Rows with slot -1 are not read.
+        rows: [num_tokens, width], any dtype but uint8; rounded to the dtype of `cache`, or to what its records can
+            hold. Rows with slot -1 are not read.
         cache: [num_blocks, states_per_block, width], or uint8 records of `record.num_bytes(width)`; any strides;
             written to.
         slots: [num_tokens], int64; `block * states_per_block + offset`, or negative for a row that is not stored
