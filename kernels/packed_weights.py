@@ -74,10 +74,10 @@ class Fp4Weight:
         """Raises ValueError: a scale that the kernels cannot hold. Waits for the device."""
         _check_scales("FP4 weight", self.sf, MAX_FP4_SF_BYTE)
 
-    def decoded(self) -> torch.Tensor:
-        """[E, N, K], fp32."""
-        values = decode_fp4(self.codes.flatten(0, 1), self.sf.flatten(0, 1))
-        return values.view(self.shape)
+    def decoded(self, experts: torch.Tensor | None = None) -> torch.Tensor:
+        """[E, N, K], fp32; or only these experts', in this order."""
+        codes, sf = (self.codes, self.sf) if experts is None else (self.codes[experts], self.sf[experts])
+        return decode_fp4(codes.flatten(0, 1), sf.flatten(0, 1)).view(len(codes), *self.shape[1:])
 
 
 def _matrix(name: str, codes: torch.Tensor, sf: torch.Tensor) -> tuple[int, int]:

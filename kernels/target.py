@@ -19,6 +19,12 @@ class Target(Enum):
         """The targets whose implementations run here, best first: the only fallback there is."""
         return (Target.SM100, Target.NVIDIA) if self is Target.SM100 else (self,)
 
+    @property
+    def keeps_weights_packed(self) -> bool:
+        """Whether FP8 and FP4 weights stay in the checkpoint's bytes by default; a CPU decodes more slowly than it
+        multiplies."""
+        return self is not Target.CPU
+
 
 @cache
 def current_target() -> Target:

@@ -16,11 +16,14 @@ class DeepInferConfig:
 
     activation_rounding: round the inputs of FP8 and FP4 products to FP8, as in training. Off: other text than V4.1's.
     kv_rounding: round local keys to FP8, compressed entries and index keys to FP4, as in training. Off: other text.
+    packed_weights: keep FP8 and FP4 weights in the checkpoint's bytes, decoded whenever they are used; same text. Off:
+        decoded once, to fp32. None: off on CPU, where decoding takes longer than multiplying, on elsewhere.
     force_kernels: op -> module that runs it whatever the hardware, {"rms_norm": "reference"} say. Empty: tables decide.
     """
 
     activation_rounding: bool = True
     kv_rounding: bool = True
+    packed_weights: bool | None = None
     force_kernels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -28,6 +31,8 @@ class DeepInferConfig:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise ValueError(f"{SECTION}.{name}: must be true or false, got {value!r}")
+        if self.packed_weights is not None and not isinstance(self.packed_weights, bool):
+            raise ValueError(f"{SECTION}.packed_weights: must be true, false or null, got {self.packed_weights!r}")
         forced = self.force_kernels
         if not isinstance(forced, Mapping) or not all(isinstance(s, str) for pair in forced.items() for s in pair):
             raise ValueError(f"{SECTION}.force_kernels: must map op names to module names, got {forced!r}")

@@ -24,12 +24,17 @@ def moe_experts(
     limit: float,
     round_input: bool,
 ) -> torch.Tensor:
-    w13, w2 = (w.decoded() if isinstance(w, Fp4Weight) else w for w in (w13, w2))
     (num_tokens, hidden_size), (num_experts, _, intermediate_size), top_k = x.shape, w2.shape, topk_ids.shape[1]
     if num_experts == 0 or topk_ids.numel() == 0:
         return x.new_zeros(num_tokens, hidden_size, dtype=torch.float32)
     expert_ids = topk_ids.flatten() - expert_start
     is_local = (expert_ids >= 0) & (expert_ids < num_experts)
+    if isinstance(w13, Fp4Weight) and isinstance(w2, Fp4Weight):
+        reached = expert_ids[is_local].unique()  # decode these alone
+        w13, w2, num_experts = w13.decoded(reached), w2.decoded(reached), len(reached)
+        if num_experts == 0:
+            return x.new_zeros(num_tokens, hidden_size, dtype=torch.float32)
+        expert_ids = torch.searchsorted(reached, expert_ids).clamp_(max=num_experts - 1)
     if num_tokens == 1:  # its experts are distinct: a tile each, nothing to sort
         slots, tile_experts = _slots_of_one_token(top_k, x.device), expert_ids.clamp(0, num_experts - 1)
     else:

@@ -9,6 +9,8 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, ReplicatedLi
 
 from deepinfer_plugin.kernels.fake_quant import round_fp8
 from deepinfer_plugin.kernels.grouped_linear import grouped_linear
+from deepinfer_plugin.kernels.packed_weights import Fp8Weight
+from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE
 from deepinfer_plugin.kernels.rms_norm import rms_norm
 from deepinfer_plugin.kernels.rope import rope
 from deepinfer_plugin.kernels.sparse_attention import sparse_attention
@@ -17,7 +19,12 @@ from deepinfer_plugin.model_executor.caches.layers import sliding_cache
 from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.layers.compressor import Compressor
 from deepinfer_plugin.model_executor.layers.indexer import Indexer, Selection
-from deepinfer_plugin.model_executor.layers.linear import WEIGHT_DTYPE, LinearFormat, all_reduce_rounded
+from deepinfer_plugin.model_executor.layers.linear import (
+    WEIGHT_DTYPE,
+    LinearFormat,
+    all_reduce_rounded,
+    packed_parameter,
+)
 from deepinfer_plugin.model_executor.layers.rotary import Rotation
 from deepinfer_plugin.model_executor.models.shape import ModelShape
 
@@ -47,6 +54,7 @@ class Attention(nn.Module):
         compressors: dict[int, Compressor],
         dtype: torch.dtype,
         rounding: Rounding,
+        packed: bool,
         prefix: str,
     ) -> None:
         super().__init__()
@@ -61,8 +69,8 @@ class Attention(nn.Module):
         self.window, self.scale = shape.sliding_window, d**-0.5
         self.ratio = shape.ratio(layer)
 
-        fp8 = LinearFormat(is_fp8=True)
-        partial = LinearFormat(is_fp8=True, round_input=rounding.activations, out_dtype=torch.float32)
+        fp8 = LinearFormat(is_fp8=True, packed=packed)
+        partial = LinearFormat(is_fp8=True, round_input=rounding.activations, out_dtype=torch.float32, packed=packed)
         options = {"bias": False, "return_bias": False}
         self.wqkv_a = ReplicatedLinear(
             shape.hidden_size, shape.q_lora_rank + d, quant_config=fp8, prefix=f"{prefix}.wqkv_a", **options
@@ -74,9 +82,15 @@ class Attention(nn.Module):
         )
         self.attn_sink = nn.Parameter(torch.empty(self.num_heads, dtype=torch.float32), requires_grad=False)
         group_width = shape.num_attention_heads * d // shape.o_groups
-        self.wo_a = nn.Parameter(
-            torch.empty(self.num_groups, shape.o_lora_rank, group_width, dtype=WEIGHT_DTYPE), requires_grad=False
-        )
+        self.packed = packed
+        if packed:
+            rows = self.num_groups * shape.o_lora_rank
+            self.wo_a = packed_parameter(rows, group_width)
+            self.wo_a_sf = packed_parameter(rows // BLOCK_SIZE, group_width // BLOCK_SIZE)
+        else:
+            self.wo_a = nn.Parameter(
+                torch.empty(self.num_groups, shape.o_lora_rank, group_width, dtype=WEIGHT_DTYPE), requires_grad=False
+            )
         self.wo_b = RowParallelLinear(
             shape.o_groups * shape.o_lora_rank,
             shape.hidden_size,
@@ -94,7 +108,7 @@ class Attention(nn.Module):
         # a tuple: the source is another layer's module, not a child of this one
         self._source = tuple([] if source is None else [compressors[source]])
         if kind in ("full", "reindex"):
-            self.indexer = Indexer(shape, layer, self._source[0], rounding.kv, f"{prefix}.indexer")
+            self.indexer = Indexer(shape, layer, self._source[0], rounding.kv, packed, f"{prefix}.indexer")
         self.owns_entries, self.selects = kind == "full", kind in ("full", "reindex")
 
     def load_shard(self, parameter: nn.Parameter, weight: torch.Tensor) -> None:
@@ -137,7 +151,8 @@ class Attention(nn.Module):
     def _project(self, attended: torch.Tensor) -> torch.Tensor:
         """Grouped low-rank output projection. attended: [num_tokens, num_heads, head_dim]."""
         grouped = self._rounded(attended).reshape(attended.shape[0], self.num_groups, -1)
-        low_rank = grouped_linear(grouped, self.wo_a, attended.dtype).flatten(1)
+        weight = Fp8Weight(self.wo_a, self.wo_a_sf) if self.packed else self.wo_a
+        low_rank = grouped_linear(grouped, weight, attended.dtype).flatten(1)
         return all_reduce_rounded(self.wo_b(low_rank), attended.dtype)
 
     def _rounded(self, x: torch.Tensor) -> torch.Tensor:

@@ -25,15 +25,16 @@ class DecoderLayer(nn.Module):
         dtype: torch.dtype,
         rounding: Rounding,
         expert_parallel: bool,
+        packed: bool,
         prefix: str,
     ) -> None:
         super().__init__()
         self.has_engram = layer in shape.engram_layer_ids
         if self.has_engram:
-            self.engram = Engram(shape, layer, dtype, f"{prefix}.engram")
+            self.engram = Engram(shape, layer, dtype, packed, f"{prefix}.engram")
         self.attn_hc, self.ffn_hc = HyperConnection(shape, dtype), HyperConnection(shape, dtype)
-        self.attn = Attention(shape, layer, compressors, dtype, rounding, f"{prefix}.attn")
-        self.ffn = MoE(shape, expert_parallel, rounding.activations, f"{prefix}.ffn")
+        self.attn = Attention(shape, layer, compressors, dtype, rounding, packed, f"{prefix}.attn")
+        self.ffn = MoE(shape, expert_parallel, rounding.activations, packed, f"{prefix}.ffn")
 
     def forward(
         self,

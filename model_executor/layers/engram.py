@@ -65,7 +65,7 @@ class Engram(nn.Module):
     The table stays packed: it is the largest tensor of the model, and a step reads a few rows of it.
     """
 
-    def __init__(self, shape: ModelShape, layer: int, dtype: torch.dtype, prefix: str) -> None:
+    def __init__(self, shape: ModelShape, layer: int, dtype: torch.dtype, packed: bool, prefix: str) -> None:
         super().__init__()
         index = shape.engram_layer_ids.index(layer)
         primes = engram_primes(shape)[index]
@@ -87,7 +87,7 @@ class Engram(nn.Module):
             (shape.hc_mult + 1) * shape.hidden_size,
             bias=False,
             gather_output=True,
-            quant_config=LinearFormat(is_fp8=True, out_dtype=dtype),
+            quant_config=LinearFormat(is_fp8=True, out_dtype=dtype, packed=packed),
             prefix=f"{prefix}.wkv",
             return_bias=False,
         )

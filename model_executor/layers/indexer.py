@@ -32,7 +32,9 @@ class Selection:
 class Indexer(nn.Module):
     """Weights: `wq_b` (FP8) and `weights_proj`. Replicated over ranks. Source: model specification, section 2.6."""
 
-    def __init__(self, shape: ModelShape, layer: int, source: Compressor, kv_rounding: bool, prefix: str) -> None:
+    def __init__(
+        self, shape: ModelShape, layer: int, source: Compressor, kv_rounding: bool, packed: bool, prefix: str
+    ) -> None:
         super().__init__()
         heads, width = shape.index_n_heads, shape.index_head_dim
         self.num_heads, self.head_dim, self.topk = heads, width, shape.index_topk
@@ -44,7 +46,7 @@ class Indexer(nn.Module):
             shape.q_lora_rank,
             heads * width,
             bias=False,
-            quant_config=LinearFormat(is_fp8=True),
+            quant_config=LinearFormat(is_fp8=True, packed=packed),
             prefix=f"{prefix}.wq_b",
             return_bias=False,
         )

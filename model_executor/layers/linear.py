@@ -1,7 +1,7 @@
 """Linear layers of V4.1: vLLM's sharding, our storage and our product.
 
-The weight is decoded once, when it is loaded, to fp32: exact for every format of the checkpoint, and the dtype in
-which products are accumulated (kernel specification, section 7).
+A weight is decoded once, when it is loaded, to fp32: exact for every format of the checkpoint, and the dtype in which
+products are accumulated (kernel specification, section 7). Or an FP8 weight stays as it is, decoded in the product.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ from vllm.model_executor.parameter import ModelWeightParameter
 
 from deepinfer_plugin.kernels.linear import linear
 from deepinfer_plugin.kernels.linear_fp8 import linear_fp8
+from deepinfer_plugin.kernels.packed_weights import Fp8Weight
+from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE
 
 WEIGHT_DTYPE = torch.float32
 
@@ -48,6 +50,43 @@ class DecodedLinearMethod(LinearMethodBase):
         return linear(x, layer.weight, out_dtype)
 
 
+class PackedLinearMethod(LinearMethodBase):
+    """Stores `weight` [output_size, input_size] as FP8 bytes and `weight_sf` as their scales' bytes.
+
+    `models/weights.py` fills both, by their `shard_dim`: the dimension that tensor-parallel ranks share, or None.
+    """
+
+    def __init__(self, linear_format: "LinearFormat") -> None:
+        self.format = linear_format
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        rows, columns = sum(output_partition_sizes), input_size_per_partition
+        if any(size % BLOCK_SIZE for size in (*output_partition_sizes, columns)):
+            got = f"{output_partition_sizes} x {columns}"
+            raise ValueError(f"packed weights: a rank's rows and columns must be multiples of {BLOCK_SIZE}, got {got}")
+        shard_dim = 1 if columns != input_size else 0 if rows != output_size else None
+        for name, shape in (("weight", (rows, columns)), ("weight_sf", (rows // BLOCK_SIZE, columns // BLOCK_SIZE))):
+            parameter = packed_parameter(*shape)
+            parameter.shard_dim = shard_dim
+            layer.register_parameter(name, parameter)
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        layer.packed = Fp8Weight(layer.weight.data, layer.weight_sf.data)
+        layer.packed.check_scales()
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return linear_fp8(x, layer.packed, self.format.round_input, self.format.out_dtype or x.dtype)
+
+
 @dataclass
 class LinearFormat(QuantizationConfig):
     """How one kind of linear is stored in the checkpoint and what its product looks like.
@@ -55,17 +94,19 @@ class LinearFormat(QuantizationConfig):
     is_fp8: FP8 weights with an FP8 input; otherwise BF16 weights with the input as it is.
     round_input: round the input to FP8 first (off: the caller has done it, or rounding is switched off).
     out_dtype: dtype of the product; None for the input's.
+    packed: keep an FP8 weight packed.
     """
 
     is_fp8: bool
     round_input: bool = False
     out_dtype: torch.dtype | None = None
+    packed: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
 
-    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> DecodedLinearMethod:
-        return DecodedLinearMethod(self)
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> DecodedLinearMethod | PackedLinearMethod:
+        return PackedLinearMethod(self) if self.packed else DecodedLinearMethod(self)
 
     def get_name(self) -> str:
         return "deepinfer"
@@ -84,6 +125,11 @@ class LinearFormat(QuantizationConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "LinearFormat":
         raise NotImplementedError("LinearFormat: made by the layers, not read from a checkpoint")
+
+
+def packed_parameter(*shape: int) -> torch.nn.Parameter:
+    """Bytes of codes or of scales."""
+    return torch.nn.Parameter(torch.zeros(shape, dtype=torch.uint8), requires_grad=False)
 
 
 def all_reduce_rounded(partial_sum: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -13,9 +13,15 @@ from deepinfer_plugin.kernels.fake_quant import round_fp8
 from deepinfer_plugin.kernels.linear import linear
 from deepinfer_plugin.kernels.moe_experts import moe_experts
 from deepinfer_plugin.kernels.moe_gate import moe_gate
+from deepinfer_plugin.kernels.packed_weights import Fp4Weight
 from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE
 from deepinfer_plugin.kernels.swiglu import swiglu
-from deepinfer_plugin.model_executor.layers.linear import WEIGHT_DTYPE, LinearFormat, all_reduce_rounded
+from deepinfer_plugin.model_executor.layers.linear import (
+    WEIGHT_DTYPE,
+    LinearFormat,
+    all_reduce_rounded,
+    packed_parameter,
+)
 from deepinfer_plugin.model_executor.models.shape import ModelShape
 
 
@@ -36,12 +42,13 @@ class Gate(nn.Module):
 
 
 class Experts(nn.Module):
-    """Weights: `w13` [num_local, 2 * intermediate_size, hidden_size], `w2` [num_local, hidden_size, intermediate_size].
+    """Weights: `w13` [num_local, 2 * intermediate_size, hidden_size], `w2` [num_local, hidden_size, intermediate_size];
+    packed: their bytes, two channels in each, and `w13_sf`, `w2_sf`.
 
     With expert parallelism a rank holds a contiguous range of whole experts; otherwise a slice of every expert.
     """
 
-    def __init__(self, shape: ModelShape, expert_parallel: bool) -> None:
+    def __init__(self, shape: ModelShape, expert_parallel: bool, packed: bool) -> None:
         super().__init__()
         tp_size, experts = get_tensor_model_parallel_world_size(), shape.n_routed_experts
         self.width, self.start, self.num_local, self.slice_index = shape.moe_intermediate_size, 0, experts, 0
@@ -61,23 +68,36 @@ class Experts(nn.Module):
                 )
             self.width //= tp_size
             self.slice_index = get_tensor_model_parallel_rank()
-        hidden = shape.hidden_size
-        self.w13 = nn.Parameter(
-            torch.empty(self.num_local, 2 * self.width, hidden, dtype=WEIGHT_DTYPE), requires_grad=False
-        )
-        self.w2 = nn.Parameter(torch.empty(self.num_local, hidden, self.width, dtype=WEIGHT_DTYPE), requires_grad=False)
+        hidden, self.packed = shape.hidden_size, packed
+        for name, rows, columns in (("w13", 2 * self.width, hidden), ("w2", hidden, self.width)):
+            if packed:
+                self.register_parameter(name, packed_parameter(self.num_local, rows, columns // 2))
+                self.register_parameter(f"{name}_sf", packed_parameter(self.num_local, rows, columns // BLOCK_SIZE))
+            else:
+                decoded = torch.empty(self.num_local, rows, columns, dtype=WEIGHT_DTYPE)
+                self.register_parameter(name, nn.Parameter(decoded, requires_grad=False))
 
-    def load(self, expert: int, name: str, weight: torch.Tensor) -> None:
-        """Copy this rank's part of `name` (`w1`, `w2` or `w3`) of `expert`. weight: decoded, [out, in]."""
+    def load(self, expert: int, name: str, weight: torch.Tensor, suffix: str = "") -> None:
+        """Copy this rank's part of `name` (`w1`, `w2` or `w3`) of `expert`.
+
+        weight: [out, in], decoded; or of a packed expert its codes, or with suffix `_sf` its scales.
+        """
         local = expert - self.start
         if not 0 <= local < self.num_local:
             return
-        first = self.slice_index * self.width
+        parameter = getattr(self, ("w2" if name == "w2" else "w13") + suffix).data[local]
         if name == "w2":
-            self.w2.data[local].copy_(weight[:, first : first + self.width])
+            columns = parameter.shape[1]
+            parameter.copy_(weight[:, self.slice_index * columns :][:, :columns])
         else:
             row = 0 if name == "w1" else self.width
-            self.w13.data[local, row : row + self.width].copy_(weight[first : first + self.width])
+            parameter[row : row + self.width].copy_(weight[self.slice_index * self.width :][: self.width])
+
+    def weights(self) -> tuple[torch.Tensor | Fp4Weight, torch.Tensor | Fp4Weight]:
+        """w13 and w2, as `moe_experts` takes them."""
+        if self.packed:
+            return Fp4Weight(self.w13, self.w13_sf), Fp4Weight(self.w2, self.w2_sf)
+        return self.w13, self.w2
 
 
 class MoE(nn.Module):
@@ -86,23 +106,27 @@ class MoE(nn.Module):
     Source: model specification, section 2.9.
     """
 
-    def __init__(self, shape: ModelShape, expert_parallel: bool, round_activations: bool, prefix: str) -> None:
+    def __init__(
+        self, shape: ModelShape, expert_parallel: bool, round_activations: bool, packed: bool, prefix: str
+    ) -> None:
         super().__init__()
-        self.gate, self.experts = Gate(shape), Experts(shape, expert_parallel)
+        self.gate, self.experts = Gate(shape), Experts(shape, expert_parallel, packed)
         self.limit, self.round_activations = shape.swiglu_limit, round_activations
         width = shape.moe_intermediate_size * shape.n_shared_experts
         options = {"bias": False, "return_bias": False}
         self.gate_up_proj = MergedColumnParallelLinear(
             shape.hidden_size,
             [width, width],
-            quant_config=LinearFormat(is_fp8=True, out_dtype=torch.float32),
+            quant_config=LinearFormat(is_fp8=True, out_dtype=torch.float32, packed=packed),
             prefix=f"{prefix}.shared_experts.gate_up_proj",
             **options,
         )
         self.down_proj = RowParallelLinear(
             width,
             shape.hidden_size,
-            quant_config=LinearFormat(is_fp8=True, round_input=round_activations, out_dtype=torch.float32),
+            quant_config=LinearFormat(
+                is_fp8=True, round_input=round_activations, out_dtype=torch.float32, packed=packed
+            ),
             prefix=f"{prefix}.shared_experts.down_proj",
             reduce_results=False,
             **options,
@@ -112,9 +136,8 @@ class MoE(nn.Module):
         """[num_tokens, hidden_size] -> the same. is_image: bool [num_tokens]."""
         topk_ids, topk_weights = self.gate(hidden_states, is_image)
         x = round_fp8(hidden_states) if self.round_activations else hidden_states
-        experts = self.experts
         routed = moe_experts(
-            x, experts.w13, experts.w2, topk_ids, topk_weights, experts.start, self.limit, self.round_activations
+            x, *self.experts.weights(), topk_ids, topk_weights, self.experts.start, self.limit, self.round_activations
         )
         shared = self.down_proj(swiglu(self.gate_up_proj(x), self.limit))
         return all_reduce_rounded(routed + shared, hidden_states.dtype)

@@ -14,6 +14,7 @@ from vllm.sequence import IntermediateTensors
 
 from deepinfer_plugin.kernels.dispatch import force
 from deepinfer_plugin.kernels.rms_norm import rms_norm
+from deepinfer_plugin.kernels.target import current_target
 from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.config import DeepInferConfig
 from deepinfer_plugin.model_executor.layers.attention import Rounding
@@ -43,6 +44,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         for op, module in ours.force_kernels.items():
             force(op, module)
         dtype = model_config.dtype
+        packed = current_target().keeps_weights_packed if ours.packed_weights is None else ours.packed_weights
         rounding = Rounding(activations=ours.activation_rounding, kv=ours.kv_rounding)
         expert_parallel = vllm_config.parallel_config.enable_expert_parallel
 
@@ -52,7 +54,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         self.history = NgramHistory(shape, tokenizer_file(model_config), f"layers.{first_engram}.engram")
         compressors: dict[int, Compressor] = {}
         self.layers = nn.ModuleList(
-            DecoderLayer(shape, n, compressors, dtype, rounding, expert_parallel, f"layers.{n}")
+            DecoderLayer(shape, n, compressors, dtype, rounding, expert_parallel, packed, f"layers.{n}")
             for n in range(shape.num_hidden_layers)
         )
         self.norm = nn.Parameter(torch.empty(shape.hidden_size, dtype=dtype), requires_grad=False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from vllm.distributed import get_tensor_model_parallel_rank
 
 from deepinfer_plugin.kernels.quant_formats import decode_fp4, decode_fp8_blocks
 from deepinfer_plugin.model_executor.models.checkpoint import bare_name, check_missing, check_tensor, expected_tensors
@@ -67,6 +68,23 @@ def destination(name: str) -> Destination:
     return Destination(f"layers.{layer}.{RENAMED.get(suffix, suffix)}")
 
 
+def load_packed(parameter: nn.Parameter, tensor: torch.Tensor, place: int | None, rank: int) -> None:
+    """Copy this rank's bytes of `tensor` into a packed linear's codes or scales.
+
+    Args:
+        parameter: with `shard_dim`, the dimension that ranks share; None: every rank holds all.
+        tensor: [rows, columns], uint8, as in the checkpoint.
+        place: None, or 0 or 1 of two matrices that share the parameter, the first one's rows first. Only matrices of
+            equal height may be shared by ranks.
+    """
+    dim = parameter.shard_dim
+    if dim is not None:
+        size = parameter.shape[dim] // (1 if place is None else 2)
+        tensor = tensor.narrow(dim, rank * size, size)
+    first = parameter.shape[0] - tensor.shape[0] if place == 1 else 0
+    parameter.data[first : first + tensor.shape[0]].copy_(tensor)
+
+
 class WeightLoader:
     """Loads a checkpoint into a model's parameters and checks that it is exactly the one the shape describes."""
 
@@ -105,24 +123,35 @@ class WeightLoader:
             return
         other = self.waiting.pop(partner)
         codes, sf = (tensor, other) if kind == "weight" else (other, tensor)
+        if self._parameter(f"{stem}.weight", "_sf") in self.parameters:
+            self._put(f"{stem}.weight", codes.view(torch.uint8))
+            self._put(f"{stem}.weight", sf.view(torch.uint8), "_sf")
+            return
         decode: Callable[..., torch.Tensor] = decode_fp4 if codes.dtype == torch.int8 else decode_fp8_blocks
         self._put(f"{stem}.weight", decode(codes, sf))
 
-    def _put(self, name: str, tensor: torch.Tensor) -> None:
+    @staticmethod
+    def _parameter(name: str, suffix: str) -> str:
+        """The parameter that checkpoint tensor `name` goes to; suffix `_sf`: that of a packed one's scales."""
         parts = name.split(".")
         if "experts" in parts:
-            ffn = ".".join(parts[:3])
-            self.modules[f"{ffn}.experts"].load(int(parts[4]), parts[5], tensor)
-            self.loaded |= {f"{ffn}.experts.w13", f"{ffn}.experts.w2"}
+            return ".".join((*parts[:3], "experts", "w2" if parts[5] == "w2" else "w13")) + suffix
+        return destination(name).parameter + suffix
+
+    def _put(self, name: str, tensor: torch.Tensor, suffix: str = "") -> None:
+        parts, full_name = name.split("."), self._parameter(name, suffix)
+        parameter, module = self.parameters[full_name], self.modules[full_name.rpartition(".")[0]]
+        self.loaded.add(full_name)
+        if "experts" in parts:
+            module.load(int(parts[4]), parts[5], tensor, suffix)
             return
         target = destination(name)
-        parameter = self.parameters[target.parameter]
-        module = self.modules[target.parameter.rpartition(".")[0]]
-        self.loaded.add(target.parameter)
         if ".engram.embed." in name:
             module.load_rows(parameter, tensor)
         elif name.endswith(".attn_sink") or name.endswith(".wo_a.weight"):
             module.load_shard(parameter, tensor)
+        elif hasattr(parameter, "shard_dim"):
+            load_packed(parameter, tensor, target.place, get_tensor_model_parallel_rank())
         elif target.place is None or "gate_up_proj" in target.parameter:
             loader = getattr(parameter, "weight_loader", None)
             arguments = () if target.place is None else (target.place,)

@@ -10,14 +10,22 @@ from tests.oracle.model import Oracle, no_rounding
 PROMPTS = [text_tokens(150), text_tokens(37, seed=1), text_tokens(3, seed=2)]
 
 
-@pytest.mark.parametrize("enable_expert_parallel", [False, True], ids=["TP=2", "TP=2 with EP"])
-def test_two_ranks_give_the_oracles_logits(varied_checkpoint, tmp_path, enable_expert_parallel, request):
+@pytest.mark.parametrize(
+    "enable_expert_parallel, packed",
+    [
+        pytest.param(False, False, id="TP=2"),
+        pytest.param(True, False, id="TP=2 with EP"),
+        pytest.param(False, True, id="TP=2, packed"),
+        pytest.param(True, True, id="TP=2 with EP, packed"),
+    ],
+)
+def test_two_ranks_give_the_oracles_logits(varied_checkpoint, tmp_path, enable_expert_parallel, packed, request):
     got = run_engine(
         varied_checkpoint,
         tmp_path / "out.pt",
         PROMPTS,
         max_tokens=6,
-        deepinfer=ROUNDING_OFF,
+        deepinfer=ROUNDING_OFF | {"packed_weights": packed},
         tensor_parallel_size=2,
         enable_expert_parallel=enable_expert_parallel,
         distributed_executor_backend="mp",

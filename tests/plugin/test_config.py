@@ -44,6 +44,18 @@ def test_a_switch_takes_only_true_and_false(option, value):
         read({"deepinfer": {option: value}})
 
 
+@pytest.mark.parametrize("value", [True, False, None])
+def test_packed_weights_may_be_left_to_the_target(value):
+    assert read({"deepinfer": {"packed_weights": value}}).packed_weights is value
+    assert read({"deepinfer": {}}).packed_weights is None
+
+
+@pytest.mark.parametrize("value", ["true", 1, []])
+def test_packed_weights_take_no_other_value(value):
+    with pytest.raises(ValueError, match="packed_weights: must be true, false or null, got"):
+        read({"deepinfer": {"packed_weights": value}})
+
+
 @pytest.mark.parametrize("value", ["reference", {"swiglu": 1}, ["swiglu"]])
 def test_forced_kernels_are_names_by_op(value):
     with pytest.raises(ValueError, match="force_kernels: must map op names to module names"):

@@ -1,0 +1,33 @@
+"""Weights in the checkpoint's bytes: the same logits, bit by bit, in a fraction of the memory."""
+
+import torch
+
+from tests.end_to_end.conftest import Engine, start_engine, text_tokens
+
+PROMPT = text_tokens(70)
+OF_A_PRODUCT = ("wqkv_a", "wq_b", "wo_a", "wo_b", "wkv", "gate_up_proj", "down_proj", "w13", "w2")
+
+
+def model_of(engine: Engine) -> torch.nn.Module:
+    executor = engine.llm.llm_engine.engine_core.engine_core.model_executor
+    return executor.driver_worker.worker.model_runner.model
+
+
+def test_packed_weights_give_the_same_logits(varied_checkpoint):
+    answers, num_bytes = {}, {}
+    for packed in (False, True):
+        with start_engine(varied_checkpoint, {"packed_weights": packed}) as engine:
+            (answers[packed],) = engine.ask(PROMPT, max_tokens=8, prompt_logits=True)
+            parameters = dict(model_of(engine).named_parameters())
+        quantised = {
+            name: p
+            for name, p in parameters.items()
+            if name.removesuffix("_sf").removesuffix(".weight").rpartition(".")[2] in OF_A_PRODUCT
+            and ".compressor." not in name
+        }
+        assert {p.dtype for p in quantised.values()} == {torch.uint8 if packed else torch.float32}
+        num_bytes[packed] = sum(p.numel() * p.element_size() for p in quantised.values())
+    assert answers[True].token_ids == answers[False].token_ids
+    assert torch.equal(answers[True].prompt_logits, answers[False].prompt_logits)
+    assert torch.equal(answers[True].logits, answers[False].logits)
+    assert 4 < num_bytes[False] / num_bytes[True] < 8  # FP8 is a quarter of fp32, FP4 an eighth, and scales
