@@ -4,6 +4,8 @@ Scores stand at *places*: an entry's own number, or, inside candidate blocks, it
 the host come from the block table's shape: nothing waits for the device.
 """
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
@@ -64,7 +66,14 @@ def index_topk_with_candidates(
     return entries, blocks
 
 
-def _scores(query, head_weights, keys, num_visible, candidate_blocks=None, block_size=1):  # type: ignore[no-untyped-def]
+def _scores(
+    query: torch.Tensor,
+    head_weights: torch.Tensor,
+    keys: Pages,
+    num_visible: torch.Tensor,
+    candidate_blocks: torch.Tensor | None = None,
+    block_size: int = 1,
+) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield (rows, their scores [n, places], fp32; -inf where no entry may be chosen, anything behind the visible)."""
     query = query if query.stride(2) == 1 else query.contiguous()
     head_weights = head_weights if head_weights.stride(1) == 1 else head_weights.contiguous()
