@@ -193,7 +193,7 @@ def encode_fp4_kv(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     _check_groups("encode_fp4_kv", rows, KV_GROUP_SIZE)
     groups = _grouped(rows.float(), KV_GROUP_SIZE)
     sf = _fp4_kv_sf(groups)
-    return _pack_e2m1(groups * sf.float().reciprocal()).view(*rows.shape[:-1], -1), sf.squeeze(-1)
+    return _pack_e2m1(groups * sf.float().reciprocal()).flatten(-2), sf.squeeze(-1)
 
 
 def decode_fp4_kv(codes: torch.Tensor, sf: torch.Tensor) -> torch.Tensor:

@@ -65,7 +65,7 @@ class Record(Enum):
             codes, sf = encode_fp4_kv(rows)
         else:
             codes, sf = encode_fp4(rows.reshape(-1, width))
-            codes, sf = codes.view(*rows.shape[:-1], -1), sf.view(*rows.shape[:-1], -1)
+            codes, sf = codes.view(*rows.shape[:-1], width // 2), sf.view(*rows.shape[:-1], width // BLOCK_SIZE)
         return torch.cat((codes.view(torch.uint8), sf.view(torch.uint8)), dim=-1)
 
     def decode(self, records: torch.Tensor) -> torch.Tensor:

@@ -20,9 +20,8 @@ class Target(Enum):
         return (Target.SM100, Target.NVIDIA) if self is Target.SM100 else (self,)
 
     @property
-    def keeps_weights_packed(self) -> bool:
-        """Whether FP8 and FP4 weights stay in the checkpoint's bytes by default; a CPU decodes more slowly than it
-        multiplies."""
+    def packs(self) -> bool:
+        """Whether weights and caches are packed by default. A CPU decodes more slowly than it multiplies."""
         return self is not Target.CPU
 
 

@@ -18,12 +18,15 @@ class DeepInferConfig:
     kv_rounding: round local keys to FP8, compressed entries and index keys to FP4, as in training. Off: other text.
     packed_weights: keep FP8 and FP4 weights in the checkpoint's bytes, decoded whenever they are used; same text. Off:
         decoded once, to fp32. None: off on CPU, where decoding takes longer than multiplying, on elsewhere.
+    packed_kv: keep local keys in FP8, compressed entries and index keys in FP4 records; same text. Off: the rounded
+        values in the model's dtype. None: as packed_weights, and off without kv_rounding.
     force_kernels: op -> module that runs it whatever the hardware, {"rms_norm": "reference"} say. Empty: tables decide.
     """
 
     activation_rounding: bool = True
     kv_rounding: bool = True
     packed_weights: bool | None = None
+    packed_kv: bool | None = None
     force_kernels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -31,8 +34,12 @@ class DeepInferConfig:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise ValueError(f"{SECTION}.{name}: must be true or false, got {value!r}")
-        if self.packed_weights is not None and not isinstance(self.packed_weights, bool):
-            raise ValueError(f"{SECTION}.packed_weights: must be true, false or null, got {self.packed_weights!r}")
+        for name in ("packed_weights", "packed_kv"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, bool):
+                raise ValueError(f"{SECTION}.{name}: must be true, false or null, got {value!r}")
+        if self.packed_kv and not self.kv_rounding:
+            raise ValueError(f"{SECTION}.packed_kv: records hold rounded rows only, so kv_rounding must be true")
         forced = self.force_kernels
         if not isinstance(forced, Mapping) or not all(isinstance(s, str) for pair in forced.items() for s in pair):
             raise ValueError(f"{SECTION}.force_kernels: must map op names to module names, got {forced!r}")

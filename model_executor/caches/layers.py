@@ -1,7 +1,7 @@
 """The caches of V4.1 as vLLM layers, each with its KV-cache spec. One physical memory, one layer; readers refer to it.
 
-On a target without packed records a cache holds the exact values of the rounded entries in the model's dtype
-(model specification, section 4.4).
+A cache holds packed records, or the exact values of the rounded rows in the model's dtype (model specification, section
+4.4).
 """
 
 from collections.abc import Callable
@@ -12,18 +12,21 @@ from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec, SlidingWindowMLASpec
 
+from deepinfer_plugin.kernels.records import Record
+from deepinfer_plugin.kernels.store_kv_cache import store_kv_cache
 from deepinfer_plugin.model_executor.caches.metadata import CacheBackend
 
 
 class PagedCache(nn.Module, AttentionLayerBase):
     """A cache that vLLM allocates, pages, shares by prefix and frees. vLLM binds `kv_cache` before the first step.
 
-    kv_cache: [num_blocks, states_per_block, width]; the stride between blocks may be larger than a block.
+    kv_cache: [num_blocks, states_per_block, width], or records of that many bytes; the stride between blocks may be
+    larger than a block.
     """
 
-    def __init__(self, prefix: str, make_spec: Callable[[int], KVCacheSpec]) -> None:
+    def __init__(self, prefix: str, record: Record, make_spec: Callable[[int], KVCacheSpec]) -> None:
         super().__init__()
-        self.prefix, self.make_spec = prefix, make_spec
+        self.prefix, self.record, self.make_spec = prefix, record, make_spec
         self.kv_cache = torch.tensor([])
         layers = get_current_vllm_config().compilation_config.static_forward_context
         if prefix in layers:
@@ -39,26 +42,38 @@ class PagedCache(nn.Module, AttentionLayerBase):
     def bind_kv_cache(self, kv_cache: torch.Tensor) -> None:
         self.kv_cache = kv_cache.squeeze(1)  # [num_blocks, 1 head, states, width] -> [num_blocks, states, width]
 
+    def store(self, rows: torch.Tensor, slots: torch.Tensor) -> None:
+        """Write rows [num_tokens, width] to slots [num_tokens], -1 for none; into records, rounded."""
+        store_kv_cache(rows, self.kv_cache, slots, self.record)
 
-def sliding_cache(prefix: str, width: int, window: int, dtype: torch.dtype) -> PagedCache:
+
+def sliding_cache(
+    prefix: str, width: int, window: int, dtype: torch.dtype, record: Record = Record.PLAIN
+) -> PagedCache:
     """A cache of one row of `width` per token, of which a request keeps the last `window`.
 
     Local KV (window 128), the open compression group (2 rows: the previous one and this), and the tokens that the
     next n-gram looks back to are all of this kind: recent past that prefix hits and preemption must restore.
     """
+    size, dtype = record.num_bytes(width), dtype if record is Record.PLAIN else torch.uint8
     return PagedCache(
         prefix,
+        record,
         lambda block_size: SlidingWindowMLASpec(
-            block_size=block_size, num_kv_heads=1, head_size=width, dtype=dtype, sliding_window=window, max_tp_shards=1
+            block_size=block_size, num_kv_heads=1, head_size=size, dtype=dtype, sliding_window=window, max_tp_shards=1
         ),
     )
 
 
-def compressed_cache(prefix: str, width: int, ratio: int, dtype: torch.dtype) -> PagedCache:
+def compressed_cache(
+    prefix: str, width: int, ratio: int, dtype: torch.dtype, record: Record = Record.PLAIN
+) -> PagedCache:
     """A cache of one row of `width` per `ratio` tokens, kept for the whole request."""
+    size, dtype = record.num_bytes(width), dtype if record is Record.PLAIN else torch.uint8
     return PagedCache(
         prefix,
+        record,
         lambda block_size: MLAAttentionSpec(
-            block_size=block_size, num_kv_heads=1, head_size=width, dtype=dtype, tokens_per_state=ratio, max_tp_shards=1
+            block_size=block_size, num_kv_heads=1, head_size=size, dtype=dtype, tokens_per_state=ratio, max_tp_shards=1
         ),
     )

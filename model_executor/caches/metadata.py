@@ -105,7 +105,7 @@ class Step:
 
     def pages(self, cache: "Any") -> Pages:
         """`cache` as this step's rows see it."""
-        return Pages(cache.kv_cache, self.metadata[cache.prefix].block_table, self.request_ids)
+        return Pages(cache.kv_cache, self.metadata[cache.prefix].block_table, self.request_ids, cache.record)
 
     def slots(self, cache: "Any", ratio: int = 1) -> torch.Tensor:
         """Where this step's rows write in `cache`: [num_tokens] int64.

@@ -1,7 +1,5 @@
 """V4.1 attention: a sliding window of local keys and the selected entries of global memory, under one softmax."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
@@ -11,10 +9,10 @@ from deepinfer_plugin.kernels.fake_quant import round_fp8
 from deepinfer_plugin.kernels.grouped_linear import grouped_linear
 from deepinfer_plugin.kernels.packed_weights import Fp8Weight
 from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE
+from deepinfer_plugin.kernels.records import Record
 from deepinfer_plugin.kernels.rms_norm import rms_norm
 from deepinfer_plugin.kernels.rope import rope
 from deepinfer_plugin.kernels.sparse_attention import sparse_attention
-from deepinfer_plugin.kernels.store_kv_cache import store_kv_cache
 from deepinfer_plugin.model_executor.caches.layers import sliding_cache
 from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.layers.compressor import Compressor
@@ -26,18 +24,8 @@ from deepinfer_plugin.model_executor.layers.linear import (
     packed_parameter,
 )
 from deepinfer_plugin.model_executor.layers.rotary import Rotation
+from deepinfer_plugin.model_executor.layers.rounding import Rounding
 from deepinfer_plugin.model_executor.models.shape import ModelShape
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """Which of the trained roundings are applied; both on is V4.1.
-
-    activations: FP8 inputs of FP8 and FP4 products; kv: FP8 local keys, FP4 entries, index keys and index queries.
-    """
-
-    activations: bool = True
-    kv: bool = True
 
 
 class Attention(nn.Module):
@@ -99,11 +87,13 @@ class Attention(nn.Module):
             prefix=f"{prefix}.wo_b",
             **options,
         )
-        self.local_keys = sliding_cache(f"{prefix}.local_keys", d, shape.sliding_window, dtype)
+        self.local_keys = sliding_cache(
+            f"{prefix}.local_keys", d, shape.sliding_window, dtype, rounding.record(Record.FP8)
+        )
 
         kind, source = shape.kind(layer), shape.kv_source(layer)
         if kind == "full":
-            self.compressor = Compressor(shape, layer, dtype, rounding.kv, f"{prefix}.compressor")
+            self.compressor = Compressor(shape, layer, dtype, rounding, f"{prefix}.compressor")
             compressors[layer] = self.compressor
         # a tuple: the source is another layer's module, not a child of this one
         self._source = tuple([] if source is None else [compressors[source]])
@@ -126,12 +116,12 @@ class Attention(nn.Module):
         query_latent = self._rounded(rms_norm(query_latent, self.q_norm, self.eps))
         query = rope(self.wq_b(query_latent).view(-1, self.num_heads, self.head_dim), cos_sin)
         kv = rope(rms_norm(kv, self.kv_norm, self.eps).unsqueeze(1), cos_sin).squeeze(1)
-        if self.rounding.kv:
+        if self.rounding.before_the_store:
             kv = round_fp8(kv)
 
         attended = query
         if step is not None:
-            store_kv_cache(kv, self.local_keys.kv_cache, step.slots(self.local_keys))
+            self.local_keys.store(kv, step.slots(self.local_keys))
             if self.owns_entries:
                 self.compressor(hidden_states, step, rotation)
             if self.selects:

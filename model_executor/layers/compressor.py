@@ -7,13 +7,14 @@ from vllm.model_executor.layers.linear import ReplicatedLinear
 from deepinfer_plugin.kernels.compress_kv import compress_kv
 from deepinfer_plugin.kernels.fake_quant import round_fp4_index, round_fp4_kv
 from deepinfer_plugin.kernels.linear import linear
+from deepinfer_plugin.kernels.records import Record
 from deepinfer_plugin.kernels.rms_norm import rms_norm
 from deepinfer_plugin.kernels.rope import rope
-from deepinfer_plugin.kernels.store_kv_cache import store_kv_cache
 from deepinfer_plugin.model_executor.caches.layers import compressed_cache, sliding_cache
 from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.layers.linear import WEIGHT_DTYPE, LinearFormat
 from deepinfer_plugin.model_executor.layers.rotary import Rotation
+from deepinfer_plugin.model_executor.layers.rounding import Rounding
 from deepinfer_plugin.model_executor.models.shape import ModelShape
 
 
@@ -24,10 +25,10 @@ class Compressor(nn.Module):
     Source: model specification, section 2.5.
     """
 
-    def __init__(self, shape: ModelShape, layer: int, dtype: torch.dtype, kv_rounding: bool, prefix: str) -> None:
+    def __init__(self, shape: ModelShape, layer: int, dtype: torch.dtype, rounding: Rounding, prefix: str) -> None:
         super().__init__()
         d, width = shape.head_dim, shape.index_head_dim
-        self.ratio, self.eps, self.kv_rounding = shape.ratio(layer), shape.rms_norm_eps, kv_rounding
+        self.ratio, self.eps, self.rounding = shape.ratio(layer), shape.rms_norm_eps, rounding
         self.has_gate = self.ratio > 1
         dense = LinearFormat(is_fp8=False, out_dtype=torch.float32)
         self.wkv = ReplicatedLinear(
@@ -36,8 +37,10 @@ class Compressor(nn.Module):
         self.norm = nn.Parameter(torch.empty(d, dtype=dtype), requires_grad=False)
         self.wk = nn.Parameter(torch.empty(width, d, dtype=WEIGHT_DTYPE), requires_grad=False)
         self.k_norm = nn.Parameter(torch.empty(width, dtype=dtype), requires_grad=False)
-        self.entries = compressed_cache(f"{prefix}.entries", d, self.ratio, dtype)
-        self.index_keys = compressed_cache(f"{prefix}.index_keys", width, self.ratio, dtype)
+        self.entries = compressed_cache(f"{prefix}.entries", d, self.ratio, dtype, rounding.record(Record.FP4_KV))
+        self.index_keys = compressed_cache(
+            f"{prefix}.index_keys", width, self.ratio, dtype, rounding.record(Record.FP4_INDEX)
+        )
         if self.has_gate:
             self.carry = sliding_cache(f"{prefix}.carry", 2 * d, self.ratio, torch.float32)
 
@@ -48,11 +51,11 @@ class Compressor(nn.Module):
         entry = rope(latent.unsqueeze(1), cos_sin).squeeze(1)
         key = rms_norm(linear(latent, self.wk, latent.dtype), self.k_norm, self.eps)
         key = rope(key.unsqueeze(1), cos_sin).squeeze(1)
-        if self.kv_rounding:
+        if self.rounding.before_the_store:
             entry, key = round_fp4_kv(entry), round_fp4_index(key)
         slots = step.slots(self.entries, self.ratio)
-        store_kv_cache(entry, self.entries.kv_cache, slots)
-        store_kv_cache(key, self.index_keys.kv_cache, slots)
+        self.entries.store(entry, slots)
+        self.index_keys.store(key, slots)
 
     def _latent(self, hidden_states: torch.Tensor, step: Step) -> torch.Tensor:
         """The pooled and normalised latent of the group that ends with each row: [num_tokens, head_dim]."""
@@ -61,7 +64,7 @@ class Compressor(nn.Module):
         if not self.has_gate:
             return compress_kv(value_score, None, None, self.norm, self.eps, dtype)
         # the partner comes from the cache even when it is a row of this step: one path for every chunking
-        store_kv_cache(value_score, self.carry.kv_cache, step.slots(self.carry))
+        self.carry.store(value_score, step.slots(self.carry))
         previous = step.pages(self.carry).gather_states(step.positions - 1)
         value, score = value_score.chunk(2, dim=1)
         return compress_kv(value, score, previous, self.norm, self.eps, dtype)

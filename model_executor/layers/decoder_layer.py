@@ -4,13 +4,14 @@ import torch
 from torch import nn
 
 from deepinfer_plugin.model_executor.caches.metadata import Step
-from deepinfer_plugin.model_executor.layers.attention import Attention, Rounding
+from deepinfer_plugin.model_executor.layers.attention import Attention
 from deepinfer_plugin.model_executor.layers.compressor import Compressor
 from deepinfer_plugin.model_executor.layers.engram import Engram
 from deepinfer_plugin.model_executor.layers.hyper_connection import HyperConnection, StreamState
 from deepinfer_plugin.model_executor.layers.indexer import Selection
 from deepinfer_plugin.model_executor.layers.moe import MoE
 from deepinfer_plugin.model_executor.layers.rotary import Rotation
+from deepinfer_plugin.model_executor.layers.rounding import Rounding
 from deepinfer_plugin.model_executor.models.shape import ModelShape
 
 

@@ -17,7 +17,6 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear
 
 from deepinfer_plugin.kernels.engram_gate import engram_gate
 from deepinfer_plugin.kernels.engram_lookup import engram_hash, engram_lookup
-from deepinfer_plugin.kernels.store_kv_cache import store_kv_cache
 from deepinfer_plugin.model_executor.caches.layers import sliding_cache
 from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.layers.linear import LinearFormat
@@ -51,7 +50,7 @@ class NgramHistory(nn.Module):
         """
         if step is None:
             return self.classes[token_ids.unsqueeze(1).expand(-1, self.length)]
-        store_kv_cache(token_ids.unsqueeze(1), self.tokens.kv_cache, step.slots(self.tokens))
+        self.tokens.store(token_ids.unsqueeze(1), step.slots(self.tokens))
         places = step.positions.unsqueeze(1) - self.look_back
         history = step.pages(self.tokens).gather_states(places).squeeze(-1)
         ends = (places < 0) | (history == self.image_token_id)

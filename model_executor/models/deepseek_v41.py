@@ -17,7 +17,6 @@ from deepinfer_plugin.kernels.rms_norm import rms_norm
 from deepinfer_plugin.kernels.target import current_target
 from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.config import DeepInferConfig
-from deepinfer_plugin.model_executor.layers.attention import Rounding
 from deepinfer_plugin.model_executor.layers.compressor import Compressor
 from deepinfer_plugin.model_executor.layers.decoder_layer import DecoderLayer
 from deepinfer_plugin.model_executor.layers.engram import NgramHistory
@@ -25,6 +24,7 @@ from deepinfer_plugin.model_executor.layers.hyper_connection import StreamState
 from deepinfer_plugin.model_executor.layers.indexer import Selection
 from deepinfer_plugin.model_executor.layers.linear import WEIGHT_DTYPE, LinearFormat
 from deepinfer_plugin.model_executor.layers.rotary import RotaryTables
+from deepinfer_plugin.model_executor.layers.rounding import Rounding
 from deepinfer_plugin.model_executor.models.shape import ModelShape
 from deepinfer_plugin.model_executor.models.weights import WeightLoader
 
@@ -44,8 +44,9 @@ class DeepseekV41ForCausalLM(nn.Module):
         for op, module in ours.force_kernels.items():
             force(op, module)
         dtype = model_config.dtype
-        packed = current_target().keeps_weights_packed if ours.packed_weights is None else ours.packed_weights
-        rounding = Rounding(activations=ours.activation_rounding, kv=ours.kv_rounding)
+        packed = current_target().packs if ours.packed_weights is None else ours.packed_weights
+        packed_kv = current_target().packs and ours.kv_rounding if ours.packed_kv is None else ours.packed_kv
+        rounding = Rounding(activations=ours.activation_rounding, kv=ours.kv_rounding, packed_kv=packed_kv)
         expert_parallel = vllm_config.parallel_config.enable_expert_parallel
 
         self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size)

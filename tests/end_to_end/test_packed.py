@@ -1,7 +1,9 @@
-"""Weights in the checkpoint's bytes: the same logits, bit by bit, in a fraction of the memory."""
+"""Weights in the checkpoint's bytes, caches of records: the same logits, bit by bit, in a fraction of the memory."""
 
+import pytest
 import torch
 
+from deepinfer_plugin.kernels.records import Record
 from tests.end_to_end.conftest import Engine, start_engine, text_tokens
 
 PROMPT = text_tokens(70)
@@ -31,3 +33,24 @@ def test_packed_weights_give_the_same_logits(varied_checkpoint):
     assert torch.equal(answers[True].prompt_logits, answers[False].prompt_logits)
     assert torch.equal(answers[True].logits, answers[False].logits)
     assert 4 < num_bytes[False] / num_bytes[True] < 8  # FP8 is a quarter of fp32, FP4 an eighth, and scales
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_packed_caches_give_the_same_logits(varied_checkpoint, dtype):
+    answers, row_bytes = {}, {}
+    for packed in (False, True):
+        with start_engine(varied_checkpoint, {"packed_kv": packed}, dtype=dtype) as engine:
+            whole = engine.ask(PROMPT, max_tokens=8, prompt_logits=True)
+            engine.forget()
+            with engine.chunks_of(7):
+                chunked = engine.ask(PROMPT, max_tokens=8)
+            hit = engine.ask(PROMPT[:64] + PROMPT[:20], max_tokens=8)
+            answers[packed] = [*whole, *chunked, *hit]
+            keys = model_of(engine).layers[0].attn.local_keys.kv_cache
+            row_bytes[packed] = keys.shape[2] * keys.element_size()
+    assert answers[True][2].num_cached_tokens == answers[False][2].num_cached_tokens > 0
+    for got, want in zip(answers[True], answers[False], strict=True):
+        assert got.token_ids == want.token_ids and torch.equal(got.logits, want.logits)
+    assert torch.equal(answers[True][0].prompt_logits, answers[False][0].prompt_logits)
+    width = row_bytes[False] // getattr(torch, dtype).itemsize
+    assert row_bytes[True] == Record.FP8.num_bytes(width)

@@ -36,6 +36,7 @@ def test_a_decoded_record_is_the_rounded_row(record: Record, dtype: torch.dtype,
     records = record.encode(rows)
     assert records.dtype == torch.uint8 and records.shape == (40, record.num_bytes(128))
     assert torch.equal(record.decode(records), ROUNDERS[record](rows).float())
+    assert record.decode(record.encode(rows[:0])).shape == (0, 128)
     assert torch.equal(record.decode(records.view(2, 20, -1)), record.decode(records).view(2, 20, 128))
 
 

@@ -29,6 +29,7 @@ PRODUCTS = {"_matmul", "_gate_up", "_down"}
 BF16 = {"dtype": torch.bfloat16}
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 TOKENS = [1, 64, 512]
+ROUNDINGS = ["round_fp8", "round_fp4_index", "round_fp4_kv"]
 # On SM90 the addresses of operands in shared memory do not fit the registers beside 64 heads of 512 sums.
 ATTENTION_STACK = {(90, 64, Record.FP8): 128, (90, 64, Record.FP4_KV): 640, (89, 64, Record.FP4_KV): 16}
 
@@ -46,6 +47,7 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
     from deepinfer_plugin.kernels.compress_kv.triton_nvidia import compress_kv
     from deepinfer_plugin.kernels.engram_gate.triton_nvidia import engram_gate
     from deepinfer_plugin.kernels.engram_lookup.triton_nvidia import engram_hash, engram_lookup
+    from deepinfer_plugin.kernels.fake_quant import triton_nvidia as fake_quant
     from deepinfer_plugin.kernels.hyper_connection.triton_nvidia import (
         collapse_streams,
         mix_streams,
@@ -64,6 +66,12 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
     table, rows = torch.zeros(100, 256, dtype=torch.float8_e4m3fn), torch.zeros(tokens, 24, dtype=torch.int64)
     engram_norm, sf = torch.zeros(4, 5120, **BF16), torch.zeros(100, 8, dtype=torch.uint8)
     slots = torch.zeros(tokens, dtype=torch.int64)
+
+    def store(record: Record) -> None:
+        dtype = torch.bfloat16 if record is Record.PLAIN else torch.uint8
+        cache = torch.zeros(4, 64, record.num_bytes(512), dtype=dtype)
+        store_kv_cache(value.bfloat16(), cache, slots, record)
+
     return {
         "rms_norm": lambda: rms_norm(hidden, hidden[0], 1e-20),
         "rope": lambda: rope(torch.zeros(tokens, 64, 512, **BF16), torch.zeros(tokens, 64), False),
@@ -74,7 +82,8 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
             streams, torch.zeros(24, 20480), torch.zeros(3), torch.zeros(24), 1e-20, 1e-6, 20
         ),
         "compress_kv": lambda: compress_kv(value, value, torch.zeros(tokens, 1024), value[0], 1e-20, torch.bfloat16),
-        "store_kv_cache": lambda: store_kv_cache(value, torch.zeros(4, 64, 512, **BF16), slots),
+        **{f"store_{record.value}": (lambda record=record: store(record)) for record in Record},
+        **{name: (lambda name=name: getattr(fake_quant, name)(hidden)) for name in ROUNDINGS},
         "moe_gate": lambda: moe_gate(torch.zeros(tokens, 384), bias, bias, torch.zeros(tokens).bool(), 6, 1.5),
         "engram_hash": lambda: engram_hash(ids, ids[0], primes, torch.zeros(24, dtype=torch.int64)),
         "engram_lookup": lambda: engram_lookup(rows, table, sf, 0),

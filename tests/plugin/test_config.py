@@ -44,16 +44,23 @@ def test_a_switch_takes_only_true_and_false(option, value):
         read({"deepinfer": {option: value}})
 
 
+@pytest.mark.parametrize("option", ["packed_weights", "packed_kv"])
 @pytest.mark.parametrize("value", [True, False, None])
-def test_packed_weights_may_be_left_to_the_target(value):
-    assert read({"deepinfer": {"packed_weights": value}}).packed_weights is value
-    assert read({"deepinfer": {}}).packed_weights is None
+def test_packing_may_be_left_to_the_target(option, value):
+    assert getattr(read({"deepinfer": {option: value}}), option) is value
+    assert getattr(read({"deepinfer": {}}), option) is None
 
 
+@pytest.mark.parametrize("option", ["packed_weights", "packed_kv"])
 @pytest.mark.parametrize("value", ["true", 1, []])
-def test_packed_weights_take_no_other_value(value):
-    with pytest.raises(ValueError, match="packed_weights: must be true, false or null, got"):
-        read({"deepinfer": {"packed_weights": value}})
+def test_packing_takes_no_other_value(option, value):
+    with pytest.raises(ValueError, match=f"{option}: must be true, false or null, got"):
+        read({"deepinfer": {option: value}})
+
+
+def test_records_need_rounding():
+    with pytest.raises(ValueError, match="packed_kv: records hold rounded rows only"):
+        read({"deepinfer": {"packed_kv": True, "kv_rounding": False}})
 
 
 @pytest.mark.parametrize("value", ["reference", {"swiglu": 1}, ["swiglu"]])
