@@ -81,7 +81,7 @@ class Result:
     gigabytes_per_second: float
     teraflops: float
     share_of_ceiling: float
-    times_reference: float | None  # None where the definition cannot be captured in a graph, or needs too much memory
+    times_reference: float | None  # None where the definition needs too much memory
 
 
 class Inputs:
@@ -242,14 +242,19 @@ def graph_time(run: Callable[[], Any], repeat: int) -> float:
     with torch.cuda.graph(graph):
         for _ in range(repeat):
             run()
+    return call_time(graph.replay, 7) / repeat
+
+
+def call_time(call: Callable[[], Any], repeat: int = 3) -> float:
+    """Seconds of one call, median of all but the first. Definitions may wait for the host, so no graph holds them."""
     times = []
-    for _ in range(7):
+    for _ in range(repeat):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        graph.replay()
+        call()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end) / repeat * 1e-3)
+        times.append(start.elapsed_time(end) * 1e-3)
     return median(times[1:])
 
 
@@ -266,8 +271,8 @@ def measure(case: Case, tokens: int, module: str, limits: tuple[float, float], r
     seconds = graph_time(lambda: case.run(module), repeat)
     floor = max(case.num_bytes / limits[0], case.num_flops / limits[1])
     try:
-        reference = graph_time(lambda: case.run("reference"), 2) / seconds
-    except RuntimeError:
+        reference = call_time(lambda: case.run("reference")) / seconds
+    except torch.OutOfMemoryError:
         reference = None
     return Result(
         case.op,

@@ -32,9 +32,9 @@ def row_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
         got = f"{tuple(x.shape)} and {tuple(weight.shape)}"
         raise ValueError(f"row_gemm: x must be [num_tokens, K] and weight [N, K], got {got}")
-    if x.is_cpu:
-        return batch_gemm_nt(x.unsqueeze(0), weight.unsqueeze(0)).squeeze(0)
     _check_fp32(x, weight)
+    if x.is_cpu:
+        return _compiled("gemm_nt", x.unsqueeze(0), weight.unsqueeze(0), weight.shape[0]).squeeze(0)
     num_tokens, width = x.shape
     num_tiles = -(-num_tokens // TILE_SIZE)
     tiles = torch.constant_pad_nd(x, (0, 0, 0, num_tiles * TILE_SIZE - num_tokens)).view(num_tiles, TILE_SIZE, width)

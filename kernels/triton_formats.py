@@ -134,7 +134,7 @@ def fp8_tile(codes, sf):
             fma.rn.bf16x2 $0, m, $3, zero;
             fma.rn.bf16x2 $1, n, $4, zero;
         }""",
-        "=r,=r,r,r,r",
+        "=&r,=&r,r,r,r",
         [codes, factor],
         dtype=tl.bfloat16,
         is_pure=True,
@@ -165,7 +165,7 @@ def fp8_pair_tiles(pairs, sf):
             fma.rn.bf16x2 $0, m, $3, zero;
             fma.rn.bf16x2 $1, n, $3, zero;
         }""",
-        "=r,=r,r,r",
+        "=&r,=&r,r,r",
         [pairs, factor],
         dtype=(tl.bfloat16, tl.bfloat16),
         is_pure=True,
@@ -210,7 +210,7 @@ def fp4_tiles(codes, sf):
             fma.rn.bf16x2 $2, m, $5, zero;
             fma.rn.bf16x2 $3, n, $6, zero;
         }""",
-        "=r,=r,=r,=r,r,r,r",
+        "=&r,=&r,=&r,=&r,r,r,r",
         [codes, factor],
         dtype=(tl.bfloat16, tl.bfloat16),
         is_pure=True,

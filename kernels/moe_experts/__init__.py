@@ -55,6 +55,8 @@ def moe_experts(
     if topk_ids.dtype != torch.int64 or topk_weights.dtype != torch.float32:
         got = f"{topk_ids.dtype} and {topk_weights.dtype}"
         raise ValueError(f"moe_experts: topk_ids must be int64 and topk_weights fp32, got {got}")
+    if isinstance(w13, Fp4Weight) != isinstance(w2, Fp4Weight):
+        raise ValueError(f"moe_experts: w13 and w2 must be stored alike, got {type(w13)} and {type(w2)}")
     for weight in (w13, w2):
         if isinstance(weight, torch.Tensor) and weight.dtype != torch.float32:
             raise ValueError(f"moe_experts: w13 and w2 must be fp32 or packed FP4, got {weight.dtype}")

@@ -10,7 +10,7 @@ try:
 except ImportError:  # not beside the CPU vLLM
     triton = None
 
-NUM_ROWS = (0, 1, 2, 15, 16, 17, 33, 100)  # around the tile height of 16, and not a multiple of it
+NUM_ROWS = (0, 1, 2, 15, 16, 17, 33, 100)  # around multiples of the tiles' heights, and not a multiple
 
 
 is_interpreted = triton is not None and triton.knobs.runtime.interpret

@@ -130,6 +130,10 @@ def test_refuses(device: str) -> None:
     for args in ((codes[0], sf), (codes.int(), sf), (codes, sf[:1]), (codes[:, :33], sf), (codes, sf.int())):
         with pytest.raises(ValueError, match="Fp8Weight: "):
             Fp8Weight(*args)
+    ids, weights = routes(1, 1, 8, device)
+    w13, w2 = fp4_experts(8, 128, 64, device), fp4_experts(8, 64, 64, device)
+    with pytest.raises(ValueError, match="moe_experts: w13 and w2 must be stored alike"):
+        moe_experts(torch.zeros(1, 64, device=device), w13, w2.decoded(), ids, weights, 0, LIMIT, True)
     codes, sf = torch.zeros(2, 8, 16, dtype=torch.uint8), torch.zeros(2, 8, 1, dtype=torch.uint8)
     for args in ((codes[0], sf), (codes, sf[:, :, 0]), (codes.int(), sf), (codes, sf.int())):
         with pytest.raises(ValueError, match="Fp4Weight: "):
