@@ -1,6 +1,6 @@
 """What V4.1 wants from vLLM's configuration: checks at the start, and defaults where the user has said nothing."""
 
-from vllm.config import VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP
@@ -40,6 +40,7 @@ def check_owner() -> None:
 def check_built(vllm_config: VllmConfig) -> None:
     """Raises NotImplementedError: a feature of vLLM is switched on that this model does not have."""
     parallel, speculative = vllm_config.parallel_config, vllm_config.speculative_config
+    graphs = vllm_config.compilation_config.cudagraph_mode
     cache_dtype = vllm_config.cache_config.cache_dtype
     refusals = {
         f"speculative decoding with method {speculative and speculative.method}, only ngram": (
@@ -53,6 +54,9 @@ def check_built(vllm_config: VllmConfig) -> None:
             parallel.data_parallel_size > 1 and parallel.enable_expert_parallel
         ),
         "dual-batch overlap": parallel.enable_dbo,
+        f"piecewise CUDA graphs, got cudagraph_mode {graphs and graphs.name}, only FULL, FULL_DECODE_ONLY and NONE": (
+            graphs is not None and graphs.has_piecewise_cudagraphs() and current_platform.support_static_graph_mode()
+        ),
     }
     if wanted := [feature for feature, on in refusals.items() if on]:
         raise NotImplementedError(f"{ARCH} of deepinfer-plugin does not have: {'; '.join(wanted)}")
@@ -67,6 +71,10 @@ def apply_defaults(vllm_config: VllmConfig) -> None:
         # vLLM's 0 keeps window rows for hits at the end of a prompt only; None keeps them at every block, so that
         # a prompt which shares only its first part hits too
         cache.prefix_cache_retention_interval = None
+    compilation = vllm_config.compilation_config
+    if compilation.cudagraph_mode is None and not vllm_config.model_config.enforce_eager:
+        # a step's every size lies on the device, so that one graph of the whole model serves prefill as well as decode
+        compilation.cudagraph_mode = CUDAGraphMode.FULL
 
 
 def hooks() -> list[str]:

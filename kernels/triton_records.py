@@ -21,16 +21,26 @@ def load_rows(cache, rows, present, WIDTH: tl.constexpr, HALF: tl.constexpr, REC
         pair = tl.arange(0, HALF)
         stored = present[:, None] & (2 * pair < WIDTH)[None, :]
         even = tl.load(start + 2 * pair[None, :], stored, 0.0)
-        return even, tl.load(start + 2 * pair[None, :] + 1, stored, 0.0)
+        odd = tl.load(start + 2 * pair[None, :] + 1, stored, 0.0)
+    else:
+        even, odd = _load_records(start, present, WIDTH, HALF, RECORD)
+    return even, odd
+
+
+@triton.jit
+def _load_records(start, present, WIDTH: tl.constexpr, HALF: tl.constexpr, RECORD: tl.constexpr):
     PAIRS: tl.constexpr = 8 if RECORD == "fp4_kv" else 16  # of channels with one scale
     group = tl.arange(0, HALF // PAIRS)
     pair = group[:, None] * PAIRS + tl.arange(0, PAIRS)[None, :]
     stored = present[:, None] & (group * (2 * PAIRS) < WIDTH)[None, :]
     sf = tl.load(start + (WIDTH if RECORD == "fp8" else WIDTH // 2) + group[None, :], stored, 0)
     if RECORD == "fp8":
-        codes = tl.load(
-            (start[:, :, None] + 2 * pair[None, :, :]).to(tl.pointer_type(tl.uint16)), stored[:, :, None], 0
-        )
+        place = start[:, :, None] + 2 * pair[None, :, :]
+        if (WIDTH + WIDTH // 32) % 2:  # every other record starts at an odd address
+            low, high = tl.load(place, stored[:, :, None], 0), tl.load(place + 1, stored[:, :, None], 0)
+            codes = low.to(tl.uint16) | (high.to(tl.uint16) << 8)
+        else:
+            codes = tl.load(place.to(tl.pointer_type(tl.uint16)), stored[:, :, None], 0)
         even, odd = fp8_pair_tiles(codes, sf[:, :, None])
     else:
         codes = tl.load(start[:, :, None] + pair[None, :, :], stored[:, :, None], 0)
@@ -40,4 +50,4 @@ def load_rows(cache, rows, present, WIDTH: tl.constexpr, HALF: tl.constexpr, REC
             even, odd = even * factor, odd * factor
         else:
             even, odd = fp4_tiles(codes, sf[:, :, None])
-    return tl.reshape(even, [rows.shape[0], HALF]), tl.reshape(odd, [rows.shape[0], HALF])
+    return tl.reshape(even, [start.shape[0], HALF]), tl.reshape(odd, [start.shape[0], HALF])

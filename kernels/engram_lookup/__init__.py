@@ -4,8 +4,8 @@ import torch
 
 from deepinfer_plugin.kernels.dispatch import Dispatch
 
-HASH_TABLE = Dispatch(__name__, "engram_hash", cpu="reference", nvidia="reference")
-LOOKUP_TABLE = Dispatch(__name__, "engram_lookup", cpu="reference", nvidia="reference")
+HASH_TABLE = Dispatch(__name__, "engram_hash", cpu="reference", nvidia="triton_nvidia")
+LOOKUP_TABLE = Dispatch(__name__, "engram_lookup", cpu="reference", nvidia="triton_nvidia")
 
 
 def engram_hash(

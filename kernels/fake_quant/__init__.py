@@ -7,9 +7,9 @@ import torch
 
 from deepinfer_plugin.kernels.dispatch import Dispatch
 
-FP8_TABLE = Dispatch(__name__, "round_fp8", cpu="reference", nvidia="reference")
-FP4_INDEX_TABLE = Dispatch(__name__, "round_fp4_index", cpu="reference", nvidia="reference")
-FP4_KV_TABLE = Dispatch(__name__, "round_fp4_kv", cpu="reference", nvidia="reference")
+FP8_TABLE = Dispatch(__name__, "round_fp8", cpu="reference", nvidia="triton_nvidia")
+FP4_INDEX_TABLE = Dispatch(__name__, "round_fp4_index", cpu="reference", nvidia="triton_nvidia")
+FP4_KV_TABLE = Dispatch(__name__, "round_fp4_kv", cpu="reference", nvidia="triton_nvidia")
 
 
 def round_fp8(x: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ import torch
 from deepinfer_plugin.kernels.dispatch import Dispatch
 from deepinfer_plugin.kernels.packed_weights import Fp8Weight
 
-TABLE = Dispatch(__name__, cpu="reference", nvidia="reference")
+TABLE = Dispatch(__name__, cpu="reference", nvidia="triton_nvidia")
 
 
 def grouped_linear(x: torch.Tensor, weight: torch.Tensor | Fp8Weight, out_dtype: torch.dtype) -> torch.Tensor:

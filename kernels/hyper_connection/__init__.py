@@ -7,9 +7,9 @@ import torch
 
 from deepinfer_plugin.kernels.dispatch import Dispatch
 
-MIX_STREAMS = Dispatch(__name__, "mix_streams", cpu="reference", nvidia="reference")
-STREAM_COEFFICIENTS = Dispatch(__name__, "stream_coefficients", cpu="reference", nvidia="reference")
-COLLAPSE_STREAMS = Dispatch(__name__, "collapse_streams", cpu="reference", nvidia="reference")
+MIX_STREAMS = Dispatch(__name__, "mix_streams", cpu="reference", nvidia="triton_nvidia")
+STREAM_COEFFICIENTS = Dispatch(__name__, "stream_coefficients", cpu="reference", nvidia="triton_nvidia")
+COLLAPSE_STREAMS = Dispatch(__name__, "collapse_streams", cpu="reference", nvidia="triton_nvidia")
 
 
 def mix_streams(streams: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:

@@ -5,9 +5,9 @@ import torch
 from deepinfer_plugin.kernels.dispatch import Dispatch
 from deepinfer_plugin.kernels.paged import Pages
 
-TOPK_TABLE = Dispatch(__name__, "index_topk", cpu="reference", nvidia="reference")
-CANDIDATES_TABLE = Dispatch(__name__, "topk_candidate_blocks", cpu="reference", nvidia="reference")
-BOTH_TABLE = Dispatch(__name__, "index_topk_with_candidates", cpu="reference", nvidia="reference")
+TOPK_TABLE = Dispatch(__name__, "index_topk", cpu="reference", nvidia="triton_nvidia")
+CANDIDATES_TABLE = Dispatch(__name__, "topk_candidate_blocks", cpu="reference", nvidia="triton_nvidia")
+BOTH_TABLE = Dispatch(__name__, "index_topk_with_candidates", cpu="reference", nvidia="triton_nvidia")
 
 
 def index_topk(

@@ -5,7 +5,7 @@ import torch
 from deepinfer_plugin.kernels.dispatch import Dispatch
 from deepinfer_plugin.kernels.packed_weights import Fp4Weight
 
-TABLE = Dispatch(__name__, cpu="reference", nvidia="reference")
+TABLE = Dispatch(__name__, cpu="reference", nvidia="triton_nvidia")
 
 
 def moe_experts(

@@ -4,7 +4,7 @@ import torch
 
 from deepinfer_plugin.kernels.dispatch import Dispatch
 
-TABLE = Dispatch(__name__, cpu="reference", nvidia="reference")
+TABLE = Dispatch(__name__, cpu="reference", nvidia="triton_nvidia")
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -4,7 +4,7 @@ import torch
 
 from deepinfer_plugin.kernels.dispatch import Dispatch
 
-TABLE = Dispatch(__name__, cpu="reference", nvidia="reference")
+TABLE = Dispatch(__name__, cpu="reference", nvidia="triton_nvidia")
 
 
 def rope(x: torch.Tensor, cos_sin: torch.Tensor, inverse: bool = False) -> torch.Tensor:

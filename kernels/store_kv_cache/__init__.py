@@ -5,7 +5,7 @@ import torch
 from deepinfer_plugin.kernels.dispatch import Dispatch
 from deepinfer_plugin.kernels.records import Record
 
-TABLE = Dispatch(__name__, cpu="reference", nvidia="reference")
+TABLE = Dispatch(__name__, cpu="reference", nvidia="triton_nvidia")
 
 
 def store_kv_cache(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, record: Record = Record.PLAIN) -> None:

@@ -4,7 +4,7 @@ import torch
 
 from deepinfer_plugin.kernels.dispatch import Dispatch
 
-TABLE = Dispatch(__name__, cpu="reference", nvidia="reference")
+TABLE = Dispatch(__name__, cpu="reference", nvidia="triton_nvidia")
 
 
 def swiglu(gate_up: torch.Tensor, limit: float, route_weights: torch.Tensor | None = None) -> torch.Tensor:

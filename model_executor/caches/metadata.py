@@ -33,7 +33,7 @@ class CacheMetadata(AttentionMetadata):
 class CacheMetadataBuilder(AttentionMetadataBuilder[CacheMetadata]):
     """Builds `CacheMetadata`; the same for every cache of ours."""
 
-    _cudagraph_support = AttentionCGSupport.NEVER
+    _cudagraph_support = AttentionCGSupport.ALWAYS  # everything a step needs is computed on the device
 
     def __init__(
         self, kv_cache_spec: KVCacheSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
@@ -63,6 +63,10 @@ class CacheBackend(AttentionBackend):
     @staticmethod
     def get_builder_cls() -> type[CacheMetadataBuilder]:
         return CacheMetadataBuilder
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return True  # every op's contract: a row's result does not depend on the other rows
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:

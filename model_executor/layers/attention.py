@@ -8,7 +8,6 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, ReplicatedLi
 from deepinfer_plugin.kernels.fake_quant import round_fp8
 from deepinfer_plugin.kernels.grouped_linear import grouped_linear
 from deepinfer_plugin.kernels.packed_weights import Fp8Weight
-from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE
 from deepinfer_plugin.kernels.records import Record
 from deepinfer_plugin.kernels.rms_norm import rms_norm
 from deepinfer_plugin.kernels.rope import rope
@@ -18,10 +17,10 @@ from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.layers.compressor import Compressor
 from deepinfer_plugin.model_executor.layers.indexer import Indexer, Selection
 from deepinfer_plugin.model_executor.layers.linear import (
-    WEIGHT_DTYPE,
     LinearFormat,
     all_reduce_rounded,
-    packed_parameter,
+    fp8_parameters,
+    weight_dtype,
 )
 from deepinfer_plugin.model_executor.layers.rotary import Rotation
 from deepinfer_plugin.model_executor.layers.rounding import Rounding
@@ -73,11 +72,11 @@ class Attention(nn.Module):
         self.packed = packed
         if packed:
             rows = self.num_groups * shape.o_lora_rank
-            self.wo_a = packed_parameter(rows, group_width)
-            self.wo_a_sf = packed_parameter(rows // BLOCK_SIZE, group_width // BLOCK_SIZE)
+            self.wo_a, self.wo_a_sf = fp8_parameters(rows, group_width)
         else:
             self.wo_a = nn.Parameter(
-                torch.empty(self.num_groups, shape.o_lora_rank, group_width, dtype=WEIGHT_DTYPE), requires_grad=False
+                torch.empty(self.num_groups, shape.o_lora_rank, group_width, dtype=weight_dtype(packed)),
+                requires_grad=False,
             )
         self.wo_b = RowParallelLinear(
             shape.o_groups * shape.o_lora_rank,
@@ -93,7 +92,7 @@ class Attention(nn.Module):
 
         kind, source = shape.kind(layer), shape.kv_source(layer)
         if kind == "full":
-            self.compressor = Compressor(shape, layer, dtype, rounding, f"{prefix}.compressor")
+            self.compressor = Compressor(shape, layer, dtype, rounding, packed, f"{prefix}.compressor")
             compressors[layer] = self.compressor
         # a tuple: the source is another layer's module, not a child of this one
         self._source = tuple([] if source is None else [compressors[source]])

@@ -12,7 +12,7 @@ from deepinfer_plugin.kernels.rms_norm import rms_norm
 from deepinfer_plugin.kernels.rope import rope
 from deepinfer_plugin.model_executor.caches.layers import compressed_cache, sliding_cache
 from deepinfer_plugin.model_executor.caches.metadata import Step
-from deepinfer_plugin.model_executor.layers.linear import WEIGHT_DTYPE, LinearFormat
+from deepinfer_plugin.model_executor.layers.linear import LinearFormat, weight_dtype
 from deepinfer_plugin.model_executor.layers.rotary import Rotation
 from deepinfer_plugin.model_executor.layers.rounding import Rounding
 from deepinfer_plugin.model_executor.models.shape import ModelShape
@@ -25,17 +25,19 @@ class Compressor(nn.Module):
     Source: model specification, section 2.5.
     """
 
-    def __init__(self, shape: ModelShape, layer: int, dtype: torch.dtype, rounding: Rounding, prefix: str) -> None:
+    def __init__(
+        self, shape: ModelShape, layer: int, dtype: torch.dtype, rounding: Rounding, packed: bool, prefix: str
+    ) -> None:
         super().__init__()
         d, width = shape.head_dim, shape.index_head_dim
         self.ratio, self.eps, self.rounding = shape.ratio(layer), shape.rms_norm_eps, rounding
         self.has_gate = self.ratio > 1
-        dense = LinearFormat(is_fp8=False, out_dtype=torch.float32)
+        dense = LinearFormat(is_fp8=False, out_dtype=torch.float32, packed=packed)
         self.wkv = ReplicatedLinear(
             shape.hidden_size, d * (2 if self.has_gate else 1), bias=False, quant_config=dense, return_bias=False
         )
         self.norm = nn.Parameter(torch.empty(d, dtype=dtype), requires_grad=False)
-        self.wk = nn.Parameter(torch.empty(width, d, dtype=WEIGHT_DTYPE), requires_grad=False)
+        self.wk = nn.Parameter(torch.empty(width, d, dtype=weight_dtype(packed)), requires_grad=False)
         self.k_norm = nn.Parameter(torch.empty(width, dtype=dtype), requires_grad=False)
         self.entries = compressed_cache(f"{prefix}.entries", d, self.ratio, dtype, rounding.record(Record.FP4_KV))
         self.index_keys = compressed_cache(

@@ -12,7 +12,7 @@ from deepinfer_plugin.kernels.linear import linear
 from deepinfer_plugin.kernels.rope import rope
 from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.layers.compressor import Compressor
-from deepinfer_plugin.model_executor.layers.linear import WEIGHT_DTYPE, LinearFormat
+from deepinfer_plugin.model_executor.layers.linear import LinearFormat, weight_dtype
 from deepinfer_plugin.model_executor.layers.rotary import Rotation
 from deepinfer_plugin.model_executor.models.shape import ModelShape
 
@@ -50,7 +50,8 @@ class Indexer(nn.Module):
             prefix=f"{prefix}.wq_b",
             return_bias=False,
         )
-        self.weights_proj = nn.Parameter(torch.empty(heads, shape.hidden_size, dtype=WEIGHT_DTYPE), requires_grad=False)
+        weights = torch.empty(heads, shape.hidden_size, dtype=weight_dtype(packed))
+        self.weights_proj = nn.Parameter(weights, requires_grad=False)
         self._source = (source,)  # a tuple: the source is another layer's module, not a child of this one
 
     def forward(

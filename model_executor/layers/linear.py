@@ -1,7 +1,8 @@
 """Linear layers of V4.1: vLLM's sharding, our storage and our product.
 
 A weight is decoded once, when it is loaded, to fp32: exact for every format of the checkpoint, and the dtype in which
-products are accumulated (kernel specification, section 7). Or an FP8 weight stays as it is, decoded in the product.
+products are accumulated (kernel specification, section 7). Or it stays as the checkpoint holds it, FP8 bytes with their
+scales or BF16, and is decoded in the product.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ from deepinfer_plugin.kernels.linear_fp8 import linear_fp8
 from deepinfer_plugin.kernels.packed_weights import Fp8Weight
 from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE
 
-WEIGHT_DTYPE = torch.float32
+
+def weight_dtype(packed: bool) -> torch.dtype:
+    """The dtype of a weight that is not quantised: the checkpoint's, or fp32, which its product accumulates in."""
+    return torch.bfloat16 if packed else torch.float32
 
 
 class DecodedLinearMethod(LinearMethodBase):
@@ -37,7 +41,8 @@ class DecodedLinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        data = torch.empty(sum(output_partition_sizes), input_size_per_partition, dtype=WEIGHT_DTYPE)
+        dtype = weight_dtype(self.format.packed)
+        data = torch.empty(sum(output_partition_sizes), input_size_per_partition, dtype=dtype)
         weight = ModelWeightParameter(
             data=data, input_dim=1, output_dim=0, weight_loader=extra_weight_attrs["weight_loader"]
         )
@@ -74,8 +79,8 @@ class PackedLinearMethod(LinearMethodBase):
             got = f"{output_partition_sizes} x {columns}"
             raise ValueError(f"packed weights: a rank's rows and columns must be multiples of {BLOCK_SIZE}, got {got}")
         shard_dim = 1 if columns != input_size else 0 if rows != output_size else None
-        for name, shape in (("weight", (rows, columns)), ("weight_sf", (rows // BLOCK_SIZE, columns // BLOCK_SIZE))):
-            parameter = packed_parameter(*shape)
+        codes, sf = fp8_parameters(rows, columns)
+        for name, parameter in (("weight", codes), ("weight_sf", sf)):
             parameter.shard_dim = shard_dim
             layer.register_parameter(name, parameter)
 
@@ -94,7 +99,7 @@ class LinearFormat(QuantizationConfig):
     is_fp8: FP8 weights with an FP8 input; otherwise BF16 weights with the input as it is.
     round_input: round the input to FP8 first (off: the caller has done it, or rounding is switched off).
     out_dtype: dtype of the product; None for the input's.
-    packed: keep an FP8 weight packed.
+    packed: keep the weight in the checkpoint's bytes.
     """
 
     is_fp8: bool
@@ -106,7 +111,7 @@ class LinearFormat(QuantizationConfig):
         super().__init__()
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> DecodedLinearMethod | PackedLinearMethod:
-        return PackedLinearMethod(self) if self.packed else DecodedLinearMethod(self)
+        return PackedLinearMethod(self) if self.packed and self.is_fp8 else DecodedLinearMethod(self)
 
     def get_name(self) -> str:
         return "deepinfer"
@@ -127,9 +132,28 @@ class LinearFormat(QuantizationConfig):
         raise NotImplementedError("LinearFormat: made by the layers, not read from a checkpoint")
 
 
-def packed_parameter(*shape: int) -> torch.nn.Parameter:
-    """Bytes of codes or of scales."""
-    return torch.nn.Parameter(torch.zeros(shape, dtype=torch.uint8), requires_grad=False)
+# Random codes, so that `load_format=dummy` times products of numbers; 0xBF keeps E4M3 below 2, and from NaN.
+FP8_CODE_MASK, FP8_SF_BYTE, FP4_SF_BYTE = 0xBF, 121, 119  # scales of 2**-6 and 2**-8
+
+
+def fp8_parameters(rows: int, columns: int) -> tuple[torch.nn.Parameter, torch.nn.Parameter]:
+    """Codes [rows, columns] of an FP8 weight and the scales of its 32x32 blocks, uint8."""
+    codes = torch.randint(256, (rows, columns), dtype=torch.uint8).bitwise_and_(FP8_CODE_MASK)
+    return _bytes(codes), _bytes(_scales(FP8_SF_BYTE, rows // BLOCK_SIZE, columns // BLOCK_SIZE))
+
+
+def fp4_parameters(experts: int, rows: int, columns: int) -> tuple[torch.nn.Parameter, torch.nn.Parameter]:
+    """Codes [experts, rows, columns / 2] of FP4 experts, two a byte, and a scale per 32 columns, uint8."""
+    codes = torch.randint(256, (experts, rows, columns // 2), dtype=torch.uint8)
+    return _bytes(codes), _bytes(_scales(FP4_SF_BYTE, experts, rows, columns // BLOCK_SIZE))
+
+
+def _scales(byte: int, *shape: int) -> torch.Tensor:
+    return torch.full(shape, byte, dtype=torch.uint8)
+
+
+def _bytes(data: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(data, requires_grad=False)
 
 
 def all_reduce_rounded(partial_sum: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

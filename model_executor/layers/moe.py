@@ -17,10 +17,10 @@ from deepinfer_plugin.kernels.packed_weights import Fp4Weight
 from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE
 from deepinfer_plugin.kernels.swiglu import swiglu
 from deepinfer_plugin.model_executor.layers.linear import (
-    WEIGHT_DTYPE,
     LinearFormat,
     all_reduce_rounded,
-    packed_parameter,
+    fp4_parameters,
+    weight_dtype,
 )
 from deepinfer_plugin.model_executor.models.shape import ModelShape
 
@@ -28,10 +28,11 @@ from deepinfer_plugin.model_executor.models.shape import ModelShape
 class Gate(nn.Module):
     """Weights: `weight`, and the selection biases for text (`bias`) and for image tokens (`bias_vl`)."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, packed: bool) -> None:
         super().__init__()
         experts = shape.n_routed_experts
-        self.weight = nn.Parameter(torch.empty(experts, shape.hidden_size, dtype=WEIGHT_DTYPE), requires_grad=False)
+        weight = torch.empty(experts, shape.hidden_size, dtype=weight_dtype(packed))
+        self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = nn.Parameter(torch.empty(experts, dtype=torch.float32), requires_grad=False)
         self.bias_vl = nn.Parameter(torch.empty(experts, dtype=torch.float32), requires_grad=False)
         self.top_k, self.scaling = shape.num_experts_per_tok, shape.routed_scaling_factor
@@ -71,10 +72,11 @@ class Experts(nn.Module):
         hidden, self.packed = shape.hidden_size, packed
         for name, rows, columns in (("w13", 2 * self.width, hidden), ("w2", hidden, self.width)):
             if packed:
-                self.register_parameter(name, packed_parameter(self.num_local, rows, columns // 2))
-                self.register_parameter(f"{name}_sf", packed_parameter(self.num_local, rows, columns // BLOCK_SIZE))
+                codes, sf = fp4_parameters(self.num_local, rows, columns)
+                self.register_parameter(name, codes)
+                self.register_parameter(f"{name}_sf", sf)
             else:
-                decoded = torch.empty(self.num_local, rows, columns, dtype=WEIGHT_DTYPE)
+                decoded = torch.empty(self.num_local, rows, columns, dtype=weight_dtype(packed))
                 self.register_parameter(name, nn.Parameter(decoded, requires_grad=False))
 
     def load(self, expert: int, name: str, weight: torch.Tensor, suffix: str = "") -> None:
@@ -110,7 +112,7 @@ class MoE(nn.Module):
         self, shape: ModelShape, expert_parallel: bool, round_activations: bool, packed: bool, prefix: str
     ) -> None:
         super().__init__()
-        self.gate, self.experts = Gate(shape), Experts(shape, expert_parallel, packed)
+        self.gate, self.experts = Gate(shape, packed), Experts(shape, expert_parallel, packed)
         self.limit, self.round_activations = shape.swiglu_limit, round_activations
         width = shape.moe_intermediate_size * shape.n_shared_experts
         options = {"bias": False, "return_bias": False}

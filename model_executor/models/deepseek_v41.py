@@ -22,7 +22,7 @@ from deepinfer_plugin.model_executor.layers.decoder_layer import DecoderLayer
 from deepinfer_plugin.model_executor.layers.engram import NgramHistory
 from deepinfer_plugin.model_executor.layers.hyper_connection import StreamState
 from deepinfer_plugin.model_executor.layers.indexer import Selection
-from deepinfer_plugin.model_executor.layers.linear import WEIGHT_DTYPE, LinearFormat
+from deepinfer_plugin.model_executor.layers.linear import LinearFormat, weight_dtype
 from deepinfer_plugin.model_executor.layers.rotary import RotaryTables
 from deepinfer_plugin.model_executor.layers.rounding import Rounding
 from deepinfer_plugin.model_executor.models.shape import ModelShape
@@ -59,9 +59,9 @@ class DeepseekV41ForCausalLM(nn.Module):
             for n in range(shape.num_hidden_layers)
         )
         self.norm = nn.Parameter(torch.empty(shape.hidden_size, dtype=dtype), requires_grad=False)
-        head = LinearFormat(is_fp8=False, out_dtype=torch.float32)
+        head = LinearFormat(is_fp8=False, out_dtype=torch.float32, packed=packed)
         self.head = ParallelLMHead(
-            shape.vocab_size, shape.hidden_size, params_dtype=WEIGHT_DTYPE, quant_config=head, prefix="head"
+            shape.vocab_size, shape.hidden_size, params_dtype=weight_dtype(packed), quant_config=head, prefix="head"
         )
         self.logits_processor = LogitsProcessor(shape.vocab_size)
         logger.info_once("%s.%s built: %d layers, %s", __name__, type(self).__qualname__, len(self.layers), rounding)

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from deepinfer_plugin.model_executor.layers.linear import packed_parameter
 from deepinfer_plugin.model_executor.models.weights import load_packed
 
 
 def parameter_of(rows: int, columns: int, shard_dim: int | None) -> torch.nn.Parameter:
-    parameter = packed_parameter(rows, columns)
+    parameter = torch.nn.Parameter(torch.zeros(rows, columns, dtype=torch.uint8), requires_grad=False)
     parameter.shard_dim = shard_dim
     return parameter
 
