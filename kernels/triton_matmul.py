@@ -1,8 +1,8 @@
-"""The Triton matrix product of `linear`, `linear_fp8` and `grouped_linear`.
+"""The Triton matrix products of `linear`, `linear_fp8` and `grouped_linear`.
 
 A result has the same bits in every batch: weights are always the instruction's rows and tokens its columns, and the sum
-over K is cut into pieces of PIECE columns that are added in order. For few tokens every piece has a program of its own,
-so that enough of them read weights; for many, one program computes a tile's pieces one after the other.
+over K is cut into pieces that are added in order. For few tokens every piece has a program of its own, so that enough
+of them read weights; for many, one program computes a tile's pieces one after the other.
 """
 
 import torch
@@ -10,16 +10,27 @@ import triton
 import triton.language as tl
 
 from deepinfer_plugin.kernels.packed_weights import Fp8Weight
-from deepinfer_plugin.kernels.triton_formats import fp8_tile
+from deepinfer_plugin.kernels.triton_phases import (
+    BLOCK,
+    FP8_BIAS,
+    Phased,
+    factor_words,
+    in_phases,
+    load_scales,
+    num_blocks,
+    phases,
+)
 
-PIECE = 1024
-ROWS = 64  # weights of a tile
-MAX_SPLIT_TOKENS = 64  # from there on tiles alone fill the machine
+PIECE = 1024  # of K, of a plain product
+PIECE_BLOCKS = 12  # at most, of a packed one
+MAX_SPLIT_TOKENS = 128  # from there on tiles alone fill the machine
 MAX_TOKENS = 128  # of a tile
 ADD_BLOCK = 1024
 
 
-def matmul(x: torch.Tensor, weight: torch.Tensor | Fp8Weight, out_dtype: torch.dtype) -> torch.Tensor:
+def matmul(
+    x: torch.Tensor, weight: torch.Tensor | Fp8Weight, out_dtype: torch.dtype, round_to_fp8: bool = False
+) -> torch.Tensor:
     """``out[t, g] = x[t, g] @ weight[g].T``, summed in fp32, rounded once.
 
     Products are exact where both factors are bf16 (or FP8); otherwise they are those of fp32.
@@ -27,48 +38,91 @@ def matmul(x: torch.Tensor, weight: torch.Tensor | Fp8Weight, out_dtype: torch.d
     Args:
         x: [num_tokens, G, K], bf16 or fp32.
         weight: [G * N, K], bf16, fp32 or FP8; FP8 needs an x that is exact in bf16.
+        round_to_fp8: round x first; for FP8 weights.
 
     Returns:
         [num_tokens, G, N], `out_dtype`, contiguous.
     """
+    if isinstance(weight, Fp8Weight):
+        rows = in_phases(x.reshape(-1, x.shape[2]), round_to_fp8)
+        return packed_matmul(
+            Phased(rows.values.view(*x.shape[:2], rows.values.shape[1]), rows.depth), weight, out_dtype
+        )
     num_tokens, groups, depth = x.shape
     x = x if x.stride(2) == 1 else x.contiguous()
-    codes = weight.codes if isinstance(weight, Fp8Weight) else weight
-    codes = codes if codes.stride(1) == 1 else codes.contiguous()
-    columns = codes.shape[0] // groups
+    weight = weight if weight.stride(1) == 1 else weight.contiguous()
+    columns = weight.shape[0] // groups
+    tile = _Tile(num_tokens, max(1, triton.cdiv(depth, PIECE)), 64)
     out = torch.empty(num_tokens, groups, columns, dtype=out_dtype, device=x.device)
     if not out.numel():
         return out
-    pieces = max(1, triton.cdiv(depth, PIECE))
-    splits = pieces if num_tokens <= MAX_SPLIT_TOKENS else 1
-    target = out if splits == 1 else out.new_empty(splits, *out.shape, dtype=torch.float32)
-    tokens = min(MAX_TOKENS, max(16, triton.next_power_of_2(num_tokens)))
-    tiles = triton.cdiv(columns, ROWS)
-    is_fp8 = isinstance(weight, Fp8Weight)
-    exact = is_fp8 or x.dtype == codes.dtype == torch.bfloat16
-    _matmul[(groups * tiles, triton.cdiv(num_tokens, tokens), splits)](
-        *(x, codes, weight.sf if is_fp8 else None, target, num_tokens, columns, depth, groups, tiles),
-        *(x.stride(0), x.stride(1), codes.stride(0), weight.sf.stride(0) if is_fp8 else 0, out.numel()),
-        IS_FP8=is_fp8,
+    exact = x.dtype == weight.dtype == torch.bfloat16
+    tiles = triton.cdiv(columns, tile.rows)
+    target = tile.target(out)
+    _matmul[(groups * tiles, triton.cdiv(num_tokens, tile.tokens), tile.splits)](
+        *(x, weight, target, num_tokens, columns, depth, groups, tiles),
+        *(x.stride(0), x.stride(1), weight.stride(0), out.numel()),
         EXACT=exact,
-        PIECES=pieces // splits,
+        PIECES=tile.pieces // tile.splits,
         PIECE=PIECE,
-        ROWS=ROWS,
-        TOKENS=tokens,
-        DEPTH=32 if not exact else 128 if is_fp8 and tokens <= 64 else 64,
-        num_warps=4 if tokens <= 64 else 8,
+        ROWS=tile.rows,
+        TOKENS=tile.tokens,
+        DEPTH=64 if exact else 32,
+        num_warps=4 if tile.tokens <= 64 else 8,
         num_stages=4 if exact else 2,
     )
-    if splits > 1:
-        _add[(triton.cdiv(out.numel(), ADD_BLOCK),)](target, out, out.numel(), splits, ADD_BLOCK)
-    return out
+    return tile.sum_of(target, out)
+
+
+def packed_matmul(x: Phased, weight: Fp8Weight, out_dtype: torch.dtype) -> torch.Tensor:
+    """``out[t, g] = x[t, g] @ weight[g].T``. x: [num_tokens, G, .] in phases; weight: [G * N, K]; as `matmul`."""
+    num_tokens, groups, _ = x.values.shape
+    columns, blocks = weight.shape[0] // groups, num_blocks(x.depth)
+    out = torch.empty(num_tokens, groups, columns, dtype=out_dtype, device=x.values.device)
+    if not out.numel():
+        return out
+    pieces = triton.cdiv(blocks, PIECE_BLOCKS)
+    tile = _Tile(num_tokens, pieces, 64 if num_tokens <= MAX_SPLIT_TOKENS else 128)
+    tiles = triton.cdiv(columns, tile.rows)
+    whole = x.depth % BLOCK.value == 0
+    words = weight.codes.view(torch.int64)
+    sf = weight.sf.view(torch.int32) if whole else weight.sf
+    target = tile.target(out)
+    _packed_matmul[(groups * tiles, triton.cdiv(num_tokens, tile.tokens), tile.splits)](
+        *(x.values, words, sf, target, num_tokens, columns, x.depth, blocks, groups, tiles),
+        *(x.values.stride(0), x.values.stride(1), words.stride(0), sf.stride(0), out.numel()),
+        WHOLE=whole,
+        PIECES=pieces // tile.splits,
+        PIECE=triton.cdiv(blocks, pieces),
+        ROWS=tile.rows,
+        TOKENS=tile.tokens,
+        num_warps=tile.rows // 16,
+        num_stages=4 if tile.tokens <= 64 else 3,
+    )
+    return tile.sum_of(target, out)
+
+
+class _Tile:
+    """How one product is cut: tokens and weight rows of a program, and who sums the pieces of K."""
+
+    def __init__(self, num_tokens: int, pieces: int, rows: int) -> None:
+        self.pieces, self.rows = pieces, rows
+        self.splits = pieces if num_tokens <= MAX_SPLIT_TOKENS else 1
+        self.tokens = min(MAX_TOKENS, max(16, triton.next_power_of_2(num_tokens)))
+
+    def target(self, out: torch.Tensor) -> torch.Tensor:
+        return out if self.splits == 1 else out.new_empty(self.splits, *out.shape, dtype=torch.float32)
+
+    def sum_of(self, target: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if self.splits > 1:
+            _add[(triton.cdiv(out.numel(), ADD_BLOCK),)](target, out, out.numel(), self.splits, ADD_BLOCK)
+        return out
 
 
 @triton.jit
 def _matmul(
     x,
     weight,
-    sf,
     out,
     num_tokens,
     columns,
@@ -78,9 +132,7 @@ def _matmul(
     x_token,
     x_group,
     weight_row,
-    sf_row,
     out_size,
-    IS_FP8: tl.constexpr,
     EXACT: tl.constexpr,
     PIECES: tl.constexpr,
     PIECE: tl.constexpr,
@@ -92,36 +144,77 @@ def _matmul(
     row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
     token = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     split = tl.program_id(2)
-    weight_row_id = (group * columns + row).to(tl.int64)
+    weight_rows = weight + (group * columns + row).to(tl.int64)[:, None] * weight_row
     x_rows = x + token[:, None] * x_token + group * x_group
-    x_present = (token < num_tokens)[:, None]
     total = tl.zeros([ROWS, TOKENS], tl.float32)
     for piece in range(split * PIECES, (split + 1) * PIECES):
         part = tl.zeros([ROWS, TOKENS], tl.float32)
         for k in range(piece * PIECE, tl.minimum((piece + 1) * PIECE, depth), DEPTH):
             column = k + tl.arange(0, DEPTH)
-            factor = tl.load(x_rows + column[None, :], x_present & (column < depth)[None, :], 0.0)
-            if IS_FP8:
-                grouped = k + tl.arange(0, DEPTH // 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
-                present = (row < columns)[:, None, None] & (grouped < depth)[None, :, :]
-                codes = tl.load(weight + weight_row_id[:, None, None] * weight_row + grouped[None, :, :], present, 0)
-                block = (k // 32 + tl.arange(0, DEPTH // 32))[None, :]
-                scales = tl.load(
-                    sf + (weight_row_id // 32)[:, None] * sf_row + block,
-                    (row < columns)[:, None] & (block * 32 < depth),
-                    0,
-                )
-                tile = tl.reshape(fp8_tile(codes, scales[:, :, None]), [ROWS, DEPTH])
-            else:
-                present = (row < columns)[:, None] & (column < depth)[None, :]
-                tile = tl.load(weight + weight_row_id[:, None] * weight_row + column[None, :], present, 0.0)
+            inside = (column < depth)[None, :]
+            factor = tl.load(x_rows + column[None, :], (token < num_tokens)[:, None] & inside, 0.0)
+            tile = tl.load(weight_rows + column[None, :], (row < columns)[:, None] & inside, 0.0)
             if EXACT:
-                part = tl.dot(tile, tl.trans(factor.to(tl.bfloat16)), part)
+                part = tl.dot(tile, tl.trans(factor), part)
             else:
                 part = tl.dot(tile.to(tl.float32), tl.trans(factor.to(tl.float32)), part, input_precision="ieee")
         total += part
     place = out + split.to(tl.int64) * out_size + (token[None, :] * groups + group) * columns + row[:, None]
     tl.store(place, total.to(out.dtype.element_ty), (row < columns)[:, None] & (token < num_tokens)[None, :])
+
+
+@triton.jit
+def _packed_matmul(
+    x,
+    words,
+    sf,
+    out,
+    num_tokens,
+    columns,
+    depth,
+    blocks,
+    groups,
+    tiles,
+    x_token,
+    x_group,
+    words_row,
+    sf_row,
+    out_size,
+    WHOLE: tl.constexpr,
+    PIECES: tl.constexpr,
+    PIECE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """WHOLE: depth is a multiple of BLOCK, and `sf` holds four bytes of a row in an int32."""
+    group = tl.program_id(0) // tiles
+    row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
+    token = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    split = tl.program_id(2)
+    weight_row = (group * columns + row).to(tl.int64)
+    word, row_present, token_present = tl.arange(0, BLOCK // 8), row < columns, token < num_tokens
+    word_rows = words + weight_row[:, None] * words_row + word[None, :]
+    sf_rows = sf + weight_row // 32 * sf_row
+    x_rows = x + token[:, None] * x_token + group * x_group + word[None, :]
+    total = tl.zeros([ROWS, TOKENS], tl.float32)
+    for piece in range(split * PIECES, (split + 1) * PIECES):
+        part = tl.zeros([ROWS, TOKENS], tl.float32)
+        for block in range(piece * PIECE, tl.minimum((piece + 1) * PIECE, blocks)):
+            if WHOLE:
+                tile = tl.load(word_rows + block * (BLOCK // 8), row_present[:, None], 0)
+                scales = tl.load(sf_rows + block, row_present, 0)
+            else:
+                inside = (block * (BLOCK // 8) + word) * 8 < depth
+                tile = tl.load(word_rows + block * (BLOCK // 8), row_present[:, None] & inside[None, :], 0)
+                scales = load_scales(sf_rows, block, depth // 32, row_present)
+            operands = phases(tile, factor_words(scales, FP8_BIAS), False)
+            for phase in tl.static_range(8):
+                place = x_rows + block * BLOCK + phase * (BLOCK // 8)
+                factor = tl.load(place, token_present[:, None], 0.0)
+                part = tl.dot(operands[phase], tl.trans(factor), part)
+        total += part
+    place = out + split.to(tl.int64) * out_size + (token[None, :] * groups + group) * columns + row[:, None]
+    tl.store(place, total.to(out.dtype.element_ty), row_present[:, None] & token_present[None, :])
 
 
 @triton.jit

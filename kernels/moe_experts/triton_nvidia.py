@@ -8,14 +8,24 @@ import torch
 import triton
 import triton.language as tl
 
-from deepinfer_plugin.kernels.fake_quant.triton_nvidia import round_fp8
 from deepinfer_plugin.kernels.moe_experts.tiles import pairs_in_tiles
 from deepinfer_plugin.kernels.packed_weights import Fp4Weight
 from deepinfer_plugin.kernels.swiglu.triton_nvidia import clamped_swiglu
-from deepinfer_plugin.kernels.triton_formats import fp4_tiles, fp8_group_sf, reciprocal_of_power, round_e4m3
+from deepinfer_plugin.kernels.triton_formats import fp8_group_sf, reciprocal_of_power, round_e4m3
+from deepinfer_plugin.kernels.triton_phases import (
+    BLOCK,
+    FP4_BIAS,
+    Phased,
+    factor_words,
+    in_phases,
+    load_scales,
+    num_blocks,
+    phases,
+    place_of,
+)
 
 ROWS = 64  # of weights in a tile
-HALF_DEPTH = 32  # bytes of weights, each of two channels, in a step; part of the order of a sum
+MAX_TOKENS = 128  # of a tile
 SUM_BLOCK = 1024
 
 
@@ -36,23 +46,30 @@ def moe_experts(
     if num_experts == 0 or topk_ids.numel() == 0:
         return out.zero_()
     num_pairs = num_tokens * top_k
-    tokens = min(64, max(16, triton.next_power_of_2(num_pairs // num_experts + 1)))
+    tokens = min(MAX_TOKENS, max(16, triton.next_power_of_2(num_pairs // num_experts + 1)))
     tile_pairs, tile_experts = pairs_in_tiles(topk_ids.flatten() - expert_start, num_experts, tokens)
-    num_tiles = len(tile_experts)
-    inputs = _split_channels(round_fp8(x).to(torch.bfloat16))
-    activation = x.new_empty(num_pairs, 2, width // 2, dtype=torch.bfloat16)
+    inputs = in_phases(x, round_to_fp8=True)
+    activation = Phased.empty(num_pairs, depth=width, device=x.device)
     products = x.new_empty(num_pairs, hidden_size, dtype=torch.float32)
-    options = {"TOKENS": tokens, "ROWS": ROWS, "HALF_DEPTH": HALF_DEPTH, "num_warps": 4 if tokens <= 32 else 8}
-    _gate_up[(num_tiles, triton.cdiv(width, ROWS))](
-        *(inputs, w13.codes, w13.sf, topk_weights, activation, tile_pairs, tile_experts, num_pairs, width),
-        *(hidden_size, limit, top_k),
-        **options,
-        num_stages=4,
+    stages = 4 if tokens <= 32 else 3
+    _gate_up[(len(tile_experts), triton.cdiv(width, ROWS))](
+        *(inputs.values, *_words(w13), topk_weights, activation.values, tile_pairs, tile_experts, num_pairs, width),
+        *(hidden_size, num_blocks(hidden_size), limit, top_k, inputs.values.stride(0), activation.values.stride(0)),
+        WHOLE=hidden_size % BLOCK.value == 0,
+        TOKENS=tokens,
+        ROWS=ROWS,
+        num_warps=4,
+        num_stages=stages,
     )
-    _down[(num_tiles, triton.cdiv(hidden_size, ROWS))](
-        *(activation, w2.codes, w2.sf, products, tile_pairs, tile_experts, num_pairs, hidden_size, width),
-        **options,
-        num_stages=4,
+    rows = ROWS if tokens <= 64 else 2 * ROWS  # 64 rows for four warps: more warps would share rows through memory
+    _down[(len(tile_experts), triton.cdiv(hidden_size, rows))](
+        *(activation.values, *_words(w2), products, tile_pairs, tile_experts, num_pairs, hidden_size, width),
+        *(num_blocks(width), activation.values.stride(0)),
+        WHOLE=width % BLOCK.value == 0,
+        TOKENS=tokens,
+        ROWS=rows,
+        num_warps=rows // 16,
+        num_stages=stages,
     )
     _sum_pairs[(num_tokens, triton.cdiv(hidden_size, SUM_BLOCK))](
         *(products, topk_ids, out, expert_start, num_experts, hidden_size, top_k, SUM_BLOCK)
@@ -60,45 +77,30 @@ def moe_experts(
     return out
 
 
-def _split_channels(x: torch.Tensor) -> torch.Tensor:
-    """[n, K] -> [n, 2, K / 2], the even channels first: those of the low nibbles, then of the high ones."""
-    return x.view(x.shape[0], -1, 2).mT.contiguous()
+def _words(weight: Fp4Weight) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes by eight, and scales by four where K is a multiple of BLOCK."""
+    whole = weight.shape[2] % BLOCK.value == 0
+    return weight.codes.view(torch.int32), weight.sf.view(torch.int32) if whole else weight.sf
 
 
 @triton.jit
-def _fp4_product(
-    total, x, codes, sf, token_rows, present, row, num_rows, half_depth, ROWS: tl.constexpr, HALF_DEPTH: tl.constexpr
-):
-    """total[row, token] += weight[row] . x[token]; x: [n, 2, half_depth]. token_rows: rows of x, any if not present."""
-    x_rows = x + token_rows[:, None] * (2 * half_depth)
-    row_present = row < num_rows
-    for first in range(0, half_depth, HALF_DEPTH):
-        byte = first + tl.arange(0, HALF_DEPTH)
-        inside = present[:, None] & (byte < half_depth)[None, :]
-        even = tl.load(x_rows + byte[None, :], inside, 0.0)
-        odd = tl.load(x_rows + half_depth + byte[None, :], inside, 0.0)
-        group = first // 16 + tl.arange(0, HALF_DEPTH // 16)
-        grouped = first + tl.arange(0, HALF_DEPTH // 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
-        code = tl.load(
-            codes + row.to(tl.int64)[:, None, None] * half_depth + grouped[None, :, :],
-            row_present[:, None, None] & (grouped < half_depth)[None, :, :],
-            0,
-        )
-        scale = tl.load(
-            sf + row.to(tl.int64)[:, None] * (half_depth // 16) + group[None, :],
-            row_present[:, None] & (group * 16 < half_depth)[None, :],
-            0,
-        )
-        low, high = fp4_tiles(code, scale[:, :, None])
-        total = tl.dot(tl.reshape(low, [ROWS, HALF_DEPTH]), tl.trans(even), total)
-        total = tl.dot(tl.reshape(high, [ROWS, HALF_DEPTH]), tl.trans(odd), total)
-    return total
+def _load_phases(words, sf, row, present, block, depth, WHOLE: tl.constexpr):
+    """The eight phases of a block of weight rows. words, sf: of one expert; WHOLE: depth is a multiple of BLOCK."""
+    word = block * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
+    words += row[:, None] * (depth // 8) + word[None, :]
+    if WHOLE:
+        tile = tl.load(words, present[:, None], 0)
+        scales = tl.load(sf + row * (depth // BLOCK) + block, present, 0)
+    else:
+        tile = tl.load(words, present[:, None] & (word * 8 < depth)[None, :], 0)
+        scales = load_scales(sf + row * (depth // 32), block, depth // 32, present)
+    return phases(tile, factor_words(scales, FP4_BIAS), True)
 
 
 @triton.jit
 def _gate_up(
     x,
-    codes,
+    words,
     sf,
     topk_weights,
     activation,
@@ -107,13 +109,16 @@ def _gate_up(
     num_pairs,
     width,
     depth,
+    blocks,
     limit,
     top_k,
+    x_row,
+    activation_row,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
-    HALF_DEPTH: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
-    """``round_fp8(swiglu(w13 @ x) * weight)`` of a tile's pairs, even channels first."""
+    """``round_fp8(swiglu(w13 @ x) * weight)`` of a tile's pairs, in phases."""
     tile = tl.program_id(0)
     if tl.load(tile_pairs + tile * TOKENS) >= num_pairs:
         return
@@ -121,13 +126,21 @@ def _gate_up(
     present = pair < num_pairs
     expert = tl.load(tile_experts + tile).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    half = depth // 2
-    gate_codes, gate_sf = codes + expert * 2 * width * half, sf + expert * 2 * width * (half // 16)
-    up_codes, up_sf = gate_codes + width * half, gate_sf + width * (half // 16)
-    zeros = tl.zeros([ROWS, TOKENS], tl.float32)
-    tokens = pair // top_k
-    gate = _fp4_product(zeros, x, gate_codes, gate_sf, tokens, present, row, width, half, ROWS, HALF_DEPTH)
-    up = _fp4_product(zeros, x, up_codes, up_sf, tokens, present, row, width, half, ROWS, HALF_DEPTH)
+    row_present = row < width
+    row_sf: tl.constexpr = BLOCK if WHOLE else 32  # channels of an element of `sf`
+    gate_words, gate_sf = words + expert * 2 * width * (depth // 8), sf + expert * 2 * width * (depth // row_sf)
+    up_words, up_sf = gate_words + width * (depth // 8), gate_sf + width * (depth // row_sf)
+    x_rows = x + (pair // top_k)[:, None] * x_row + tl.arange(0, BLOCK // 8)[None, :]
+    gate, up = tl.zeros([ROWS, TOKENS], tl.float32), tl.zeros([ROWS, TOKENS], tl.float32)
+    for block in range(blocks):
+        gates = _load_phases(gate_words, gate_sf, row, row_present, block, depth, WHOLE)
+        for phase in tl.static_range(8):
+            factor = tl.load(x_rows + block * BLOCK + phase * (BLOCK // 8), present[:, None], 0.0)
+            gate = tl.dot(gates[phase], tl.trans(factor), gate)
+        ups = _load_phases(up_words, up_sf, row, row_present, block, depth, WHOLE)
+        for phase in tl.static_range(8):  # the same loads once more, which the compiler does once
+            factor = tl.load(x_rows + block * BLOCK + phase * (BLOCK // 8), present[:, None], 0.0)
+            up = tl.dot(ups[phase], tl.trans(factor), up)
     weight = tl.load(topk_weights + pair, present, 0.0)
     value = clamped_swiglu(gate, up, limit) * weight[None, :]
     tl.static_assert(ROWS == 64, "two groups of 32 channels share an FP8 scale each")
@@ -136,24 +149,26 @@ def _gate_up(
     second = tl.max(tl.where(is_first, 0.0, tl.abs(value)), 0)
     scale = fp8_group_sf(tl.where(is_first, first[None, :], second[None, :]))
     rounded = round_e4m3(value * reciprocal_of_power(scale)) * scale
-    place = activation + pair[None, :] * width + (row % 2 * (width // 2) + row // 2)[:, None]
-    tl.store(place, rounded.to(tl.bfloat16), (row < width)[:, None] & present[None, :])
+    place = activation + pair[None, :] * activation_row + place_of(row)[:, None]
+    tl.store(place, rounded.to(tl.bfloat16), row_present[:, None] & present[None, :])
 
 
 @triton.jit
 def _down(
     activation,
-    codes,
+    words,
     sf,
     products,
     tile_pairs,
     tile_experts,
     num_pairs,
     hidden_size,
-    width,
+    depth,
+    blocks,
+    activation_row,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
-    HALF_DEPTH: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     tile = tl.program_id(0)
     if tl.load(tile_pairs + tile * TOKENS) >= num_pairs:
@@ -162,13 +177,22 @@ def _down(
     present = pair < num_pairs
     expert = tl.load(tile_experts + tile).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    half = width // 2
-    codes += expert * hidden_size * half
-    sf += expert * hidden_size * (half // 16)
+    row_present = row < hidden_size
+    words += expert * hidden_size * (depth // 8)
+    sf += expert * hidden_size * (depth // (BLOCK if WHOLE else 32))
+    channel = tl.arange(0, BLOCK // 8) * 8
+    rows = activation + pair[:, None] * activation_row + tl.arange(0, BLOCK // 8)[None, :]
     total = tl.zeros([ROWS, TOKENS], tl.float32)
-    total = _fp4_product(total, activation, codes, sf, pair, present, row, hidden_size, half, ROWS, HALF_DEPTH)
+    for block in range(blocks):
+        operands = _load_phases(words, sf, row, row_present, block, depth, WHOLE)
+        for phase in tl.static_range(8):
+            inside = present[:, None]
+            if not WHOLE:  # what stands behind the last channel was never written
+                inside = inside & (channel + block * BLOCK + phase < depth)[None, :]
+            factor = tl.load(rows + block * BLOCK + phase * (BLOCK // 8), inside, 0.0)
+            total = tl.dot(operands[phase], tl.trans(factor), total)
     place = products + pair[None, :] * hidden_size + row[:, None]
-    tl.store(place, total, (row < hidden_size)[:, None] & present[None, :])
+    tl.store(place, total, row_present[:, None] & present[None, :])
 
 
 @triton.jit
