@@ -1,5 +1,20 @@
-"""Weights in the checkpoint's own bytes, for targets whose kernels decode them while they multiply."""
+"""Weights in as many bytes as the checkpoint's, for targets whose kernels decode them while they multiply.
 
+A weight may be *interleaved*: the same bits in another order, with which a kernel decodes two codes in one or two
+instructions. A unit of 16 channels is two words of eight codes; phase p is code p of either word. In a 16-bit half of
+the unit lie codes of one word, the first word's in the lower halves, the second's in the higher ones: of an FP8 unit
+half j of a word holds phases 2 j and 2 j + 1, of an FP4 unit phases 4 j to 4 j + 3.
+
+| half | bits 15 to 0 |
+|---|---|
+| FP8 | s0, m1[6:4], s1, m0[6:0], m1[3:0] |
+| FP4 | s0, s3, m3[0], s1, m3[2:1], s2, m0[2:0], m1[2:0], m2[2:0] |
+
+s: the sign of a code, m: its other bits. A code then stands where bf16 has its fields, after at most one shift; m1's
+upper bits and m3's parts take another.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,13 +25,14 @@ from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE, decode_fp4, decod
 # Downwards only values below 2**-126, bf16's smallest normal number, may lose bits.
 MAX_FP8_SF_BYTE = 134  # a scale of 2**7
 MAX_FP4_SF_BYTE = 128  # a scale of 2
+ROWS_AT_ONCE = 4096  # of an FP8 weight that is interleaved in place
 
 
 @dataclass(frozen=True)
 class Fp8Weight:
     """An FP8 linear: ``value[n, k] = e4m3(codes[n, k]) * 2 ** (sf[n // 32, k // 32] - 127)``.
 
-    codes: [N, K], uint8; sf: [ceil(N / 32), ceil(K / 32)], uint8. K is a multiple of 32.
+    codes: [N, K], uint8; sf: [ceil(N / 32), ceil(K / 32)], uint8. K is a multiple of 32. interleaved: of the codes.
 
     Raises:
         ValueError: shapes or dtypes that do not fit, or a scale beyond 2**7.
@@ -24,6 +40,7 @@ class Fp8Weight:
 
     codes: torch.Tensor
     sf: torch.Tensor
+    interleaved: bool = False
 
     def __post_init__(self) -> None:
         n, k = _matrix("Fp8Weight", self.codes, self.sf)
@@ -41,14 +58,21 @@ class Fp8Weight:
 
     def decoded(self) -> torch.Tensor:
         """[N, K], fp32."""
-        return decode_fp8_blocks(self.codes.view(torch.float8_e4m3fn), self.sf)
+        codes = fp8_in_order(self.codes) if self.interleaved else self.codes
+        return decode_fp8_blocks(codes.view(torch.float8_e4m3fn), self.sf)
+
+    def interleave(self, in_place: bool = False) -> "Fp8Weight":
+        """This weight with interleaved codes; itself if they are. in_place: `codes` change, row by row."""
+        return (
+            self if self.interleaved else Fp8Weight(_interleave(self.codes, fp8_interleaved, in_place), self.sf, True)
+        )
 
 
 @dataclass(frozen=True)
 class Fp4Weight:
     """FP4 experts: ``value[e, n, k] = e2m1(code) * 2 ** (sf[e, n, k // 32] - 127)``, two codes a byte, even k low.
 
-    codes: [E, N, K / 2], uint8; sf: [E, N, K / 32], uint8.
+    codes: [E, N, K / 2], uint8; sf: [E, N, K / 32], uint8. interleaved: of the codes.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.
@@ -56,6 +80,7 @@ class Fp4Weight:
 
     codes: torch.Tensor
     sf: torch.Tensor
+    interleaved: bool = False
 
     def __post_init__(self) -> None:
         if self.codes.dim() != 3 or self.sf.shape != (*self.codes.shape[:2], 2 * self.codes.shape[2] // BLOCK_SIZE):
@@ -77,7 +102,68 @@ class Fp4Weight:
     def decoded(self, experts: torch.Tensor | None = None) -> torch.Tensor:
         """[E, N, K], fp32; or only these experts', in this order."""
         codes, sf = (self.codes, self.sf) if experts is None else (self.codes[experts], self.sf[experts])
+        codes = fp4_in_order(codes) if self.interleaved else codes
         return decode_fp4(codes.flatten(0, 1), sf.flatten(0, 1)).view(len(codes), *self.shape[1:])
+
+    def interleave(self, in_place: bool = False) -> "Fp4Weight":
+        """This weight with interleaved codes; itself if they are. in_place: `codes` change, expert by expert."""
+        return (
+            self if self.interleaved else Fp4Weight(_interleave(self.codes, fp4_interleaved, in_place), self.sf, True)
+        )
+
+
+def fp8_interleaved(codes: torch.Tensor) -> torch.Tensor:
+    """[..., K] uint8 -> the same, each unit of 16 bytes interleaved."""
+    code = codes.unflatten(-1, (-1, 2, 4, 2)).int()  # unit, word, half, phase of two
+    first, second = code.unbind(-1)
+    half = ((first & 0x80) << 8) | ((first & 0x7F) << 4)
+    half |= ((second & 0x70) << 8) | ((second & 0x80) << 4) | (second & 0x0F)
+    return _halves_to_bytes(half, codes.shape)
+
+
+def fp8_in_order(codes: torch.Tensor) -> torch.Tensor:
+    """The inverse of `fp8_interleaved`."""
+    half = _bytes_to_halves(codes, 4)
+    first = ((half >> 8) & 0x80) | ((half >> 4) & 0x7F)
+    second = ((half >> 8) & 0x70) | ((half >> 4) & 0x80) | (half & 0x0F)
+    return torch.stack((first, second), dim=-1).to(torch.uint8).view(codes.shape)
+
+
+def fp4_interleaved(codes: torch.Tensor) -> torch.Tensor:
+    """[..., K / 2] uint8 -> the same, each unit of 8 bytes interleaved."""
+    low, high = (codes & 0x0F).int(), (codes >> 4).int()
+    a, b, c, d = torch.stack((low, high), dim=-1).flatten(-2).unflatten(-1, (-1, 2, 2, 4)).unbind(-1)
+    half = ((a & 8) << 12) | ((a & 7) << 6) | ((b & 8) << 9) | ((b & 7) << 3) | ((c & 8) << 6) | (c & 7)
+    half |= ((d & 8) << 11) | ((d & 1) << 13) | ((d & 6) << 9)
+    return _halves_to_bytes(half, codes.shape)
+
+
+def fp4_in_order(codes: torch.Tensor) -> torch.Tensor:
+    """The inverse of `fp4_interleaved`."""
+    half = _bytes_to_halves(codes, 2)
+    a, b = ((half >> 12) & 8) | ((half >> 6) & 7), ((half >> 9) & 8) | ((half >> 3) & 7)
+    c = ((half >> 6) & 8) | (half & 7)
+    d = ((half >> 11) & 8) | ((half >> 13) & 1) | ((half >> 9) & 6)
+    return torch.stack((a | (b << 4), c | (d << 4)), dim=-1).to(torch.uint8).view(codes.shape)
+
+
+def _halves_to_bytes(half: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """half: [..., units, 2 words, halves] -> bytes: of each half the first word's, then the second's."""
+    half = half.transpose(-1, -2)
+    return torch.stack((half & 0xFF, half >> 8), dim=-1).to(torch.uint8).reshape(shape)
+
+
+def _bytes_to_halves(codes: torch.Tensor, halves: int) -> torch.Tensor:
+    low, high = codes.unflatten(-1, (-1, halves, 2, 2)).int().unbind(-1)
+    return (low | (high << 8)).transpose(-1, -2)
+
+
+def _interleave(codes: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], in_place: bool) -> torch.Tensor:
+    if not in_place:
+        return change(codes)
+    for part in codes.split(ROWS_AT_ONCE) if codes.dim() == 2 else codes:
+        part.copy_(change(part))
+    return codes
 
 
 def _matrix(name: str, codes: torch.Tensor, sf: torch.Tensor) -> tuple[int, int]:

@@ -24,6 +24,11 @@ class Target(Enum):
         """Whether weights and caches are packed by default. A CPU decodes more slowly than it multiplies."""
         return self is not Target.CPU
 
+    @property
+    def interleaves(self) -> bool:
+        """Whether kernels want the codes of packed weights interleaved (`packed_weights.py`)."""
+        return self in (Target.NVIDIA, Target.SM100)
+
 
 @cache
 def current_target() -> Target:

@@ -44,10 +44,8 @@ def matmul(
         [num_tokens, G, N], `out_dtype`, contiguous.
     """
     if isinstance(weight, Fp8Weight):
-        rows = in_phases(x.reshape(-1, x.shape[2]), round_to_fp8)
-        return packed_matmul(
-            Phased(rows.values.view(*x.shape[:2], rows.values.shape[1]), rows.depth), weight, out_dtype
-        )
+        rows = in_phases(x.reshape(-1, x.shape[2]), round_to_fp8).values
+        return packed_matmul(Phased(rows.view(*x.shape[:2], rows.shape[1]), x.shape[2]), weight, out_dtype)
     num_tokens, groups, depth = x.shape
     x = x if x.stride(2) == 1 else x.contiguous()
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
@@ -82,10 +80,11 @@ def packed_matmul(x: Phased, weight: Fp8Weight, out_dtype: torch.dtype) -> torch
     if not out.numel():
         return out
     pieces = triton.cdiv(blocks, PIECE_BLOCKS)
-    tile = _Tile(num_tokens, pieces, 64 if num_tokens <= MAX_SPLIT_TOKENS else 128)
+    rows, warps, stages = packed_tile(num_tokens)
+    tile = _Tile(num_tokens, pieces, rows)
     tiles = triton.cdiv(columns, tile.rows)
     whole = x.depth % BLOCK.value == 0
-    words = weight.codes.view(torch.int64)
+    words = weight.interleave().codes.view(torch.int64)
     sf = weight.sf.view(torch.int32) if whole else weight.sf
     target = tile.target(out)
     _packed_matmul[(groups * tiles, triton.cdiv(num_tokens, tile.tokens), tile.splits)](
@@ -96,10 +95,17 @@ def packed_matmul(x: Phased, weight: Fp8Weight, out_dtype: torch.dtype) -> torch
         PIECE=triton.cdiv(blocks, pieces),
         ROWS=tile.rows,
         TOKENS=tile.tokens,
-        num_warps=tile.rows // 16,
-        num_stages=4 if tile.tokens <= 64 else 3,
+        num_warps=warps,
+        num_stages=stages,
     )
     return tile.sum_of(target, out)
+
+
+def packed_tile(num_tokens: int) -> tuple[int, int, int]:
+    """Weight rows of a program, its warps and its stages. 64 rows for four warps: more warps would share rows."""
+    if num_tokens > MAX_SPLIT_TOKENS:
+        return 128, 8, 3
+    return 64, 4, 4 if num_tokens <= 64 else 3
 
 
 class _Tile:

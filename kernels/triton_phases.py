@@ -1,7 +1,7 @@
 """Channels in phases: how the operands of packed products lie, and how packed words become tensor-core operands.
 
-A word of a packed weight holds WORD = 8 codes of neighbouring channels: 64 bits of FP8, 32 of FP4. Phase p of a block of
-BLOCK = 128 channels is code p of its 16 words. A decoder gives the eight phases of a tile as eight operands of 16
+A word of a packed weight holds WORD = 8 codes of neighbouring channels: 64 bits of FP8, 32 of FP4. Phase p of a block
+of BLOCK = 128 channels is code p of its 16 words. Decoders give the eight phases of a tile as eight operands of 16
 channels each, without moving a code between threads; so the other operand's channels must lie in phases too:
 channel 8 i + p of a block at place 16 p + i. The order of a sum is that of the phases, in every batch.
 """
@@ -104,84 +104,119 @@ def load_scales(sf, block, num_groups, present):
     return word
 
 
-def _decoder(bits: int) -> str:
-    """Assembly: the phases of two words, as eight pairs of bf16; operands $8, $9: words, $10: their factor.
+def _decoders(fp4: bool) -> tuple[tl.constexpr, ...]:
+    """Assembly for each phase: a pair of bf16 from two interleaved words ($1, $2) and their factor ($3).
 
-    A code's bits below the sign, shifted into place, are a bf16 number that is 2**120 (FP8) or 2**126 (FP4) too small.
+    A code's bits, shifted into place, are a bf16 number that is 2**120 (FP8) or 2**126 (FP4) too small. Left shifts are
+    products, which another unit of the machine computes.
     """
-    lines = [".reg .b32 p, q, s, zero;", "mov.b32 zero, 0x80008000;"]
-    if bits == 8:
-        lines += [".reg .b32 a0, a1, b0, b1;", "mov.b64 {a0, a1}, $8;", "mov.b64 {b0, b1}, $9;"]
-    for phase in range(WORD):
-        byte = phase % 4 if bits == 8 else phase // 2
-        selector = ((4 + byte) << 12) | (byte << 4)  # this byte of both words, each on top of 16 bits
-        first, second = (f"a{phase // 4}", f"b{phase // 4}") if bits == 8 else ("$8", "$9")
-        if bits == 8 or phase % 2 == 0:
-            lines.append(f"prmt.b32 p, {first}, {second}, {selector:#x};")
-        shift, mask, sign = (4, 0x07F007F0, "p") if bits == 8 else (2 + 4 * (phase % 2), 0x01C001C0, "p")
-        if bits == 4 and phase % 2 == 0:
-            lines.append("shl.b32 q, p, 4;")
-            sign = "q"
-        lines += [
-            f"shr.u32 s, p, {shift};",
-            f"and.b32 s, s, {mask:#010x};",
-            f"lop3.b32 s, {sign}, 0x80008000, s, 0xea;",
-            f"fma.rn.bf16x2 ${phase}, s, $10, zero;",
-        ]
-    return "{" + "\n".join(lines) + "}"
+    if fp4:
+        registers = ("$1", "$2")
+        steps = (
+            ("and.b32 s, {r}, 0x81c081c0;",),
+            ("mul.lo.u32 s, {r}, 8;", "and.b32 s, s, 0x81c081c0;"),
+            ("mul.lo.u32 s, {r}, 64;", "and.b32 s, s, 0x81c081c0;"),
+            (
+                "mul.lo.u32 s, {r}, 2;",
+                "and.b32 s, s, 0x80008000;",
+                "shr.u32 t, {r}, 3;",
+                "lop3.b32 s, t, 0x01800180, s, 0xea;",
+                "shr.u32 t, {r}, 7;",
+                "lop3.b32 s, t, 0x00400040, s, 0xea;",
+            ),
+        )
+    else:
+        registers = ("a", "b", "c", "d")
+        steps = (
+            ("and.b32 s, {r}, 0x87f087f0;",),
+            (
+                "shr.u32 t, {r}, 4;",
+                "and.b32 t, t, 0x07000700;",
+                "mul.lo.u32 s, {r}, 16;",
+                "lop3.b32 s, s, 0x80f080f0, t, 0xea;",
+            ),
+        )
+    split = () if fp4 else (".reg .b32 a, b, c, d;", "mov.b64 {a, b}, $1;", "mov.b64 {c, d}, $2;")
+    frame = (".reg .b32 s, t, zero;", *split, "mov.b32 zero, 0x80008000;")  # -0 keeps the sign of a zero
+    return tuple(
+        tl.constexpr(
+            "{"
+            + "\n".join((*frame, *(line.replace("{r}", r) for line in step), "fma.rn.bf16x2 $0, s, $3, zero;"))
+            + "}"
+        )
+        for r in registers
+        for step in steps
+    )
 
 
-FP8_DECODER, FP4_DECODER = tl.constexpr(_decoder(8)), tl.constexpr(_decoder(4))
-FP8_OPERANDS = tl.constexpr(",".join(["=&r"] * WORD) + ",l,l,r,r")
-FP4_OPERANDS = tl.constexpr(",".join(["=&r"] * WORD) + ",r,r,r,r")
+FP8_0, FP8_1, FP8_2, FP8_3, FP8_4, FP8_5, FP8_6, FP8_7 = _decoders(fp4=False)
+FP4_0, FP4_1, FP4_2, FP4_3, FP4_4, FP4_5, FP4_6, FP4_7 = _decoders(fp4=True)
 
 
 @triton.jit
 def phases(words, factors, FP4: tl.constexpr):
     """The eight phases of a tile, bf16 [rows, 16] each, exactly.
 
-    words: [rows, 16], int64 of FP8 codes or int32 of FP4 codes; factors: as `factor_words` gives them.
+    words: [rows, 16] interleaved, int64 of FP8 codes or int32 of FP4 codes; factors: as `factor_words` gives them.
     """
-    if INTERPRETED:
-        return _interpreted_phases(words, factors, FP4)
     if FP4:
-        return tl.inline_asm_elementwise(
-            FP4_DECODER,
-            FP4_OPERANDS,
-            [words, factors],
-            dtype=(tl.bfloat16,) * 8,
-            is_pure=True,
-            pack=2,
+        return (
+            _phase(words, factors, 0, True, FP4_0),
+            _phase(words, factors, 1, True, FP4_1),
+            _phase(words, factors, 2, True, FP4_2),
+            _phase(words, factors, 3, True, FP4_3),
+            _phase(words, factors, 4, True, FP4_4),
+            _phase(words, factors, 5, True, FP4_5),
+            _phase(words, factors, 6, True, FP4_6),
+            _phase(words, factors, 7, True, FP4_7),
         )
-    return tl.inline_asm_elementwise(
-        FP8_DECODER,
-        FP8_OPERANDS,
-        [words, factors],
-        dtype=(tl.bfloat16,) * 8,
-        is_pure=True,
-        pack=2,
-    )
+    else:
+        return (
+            _phase(words, factors, 0, False, FP8_0),
+            _phase(words, factors, 1, False, FP8_1),
+            _phase(words, factors, 2, False, FP8_2),
+            _phase(words, factors, 3, False, FP8_3),
+            _phase(words, factors, 4, False, FP8_4),
+            _phase(words, factors, 5, False, FP8_5),
+            _phase(words, factors, 6, False, FP8_6),
+            _phase(words, factors, 7, False, FP8_7),
+        )
 
 
 @triton.jit
-def _interpreted_phases(words, factors, FP4: tl.constexpr):
-    return (
-        _interpreted_phase(words, factors, 0, FP4),
-        _interpreted_phase(words, factors, 1, FP4),
-        _interpreted_phase(words, factors, 2, FP4),
-        _interpreted_phase(words, factors, 3, FP4),
-        _interpreted_phase(words, factors, 4, FP4),
-        _interpreted_phase(words, factors, 5, FP4),
-        _interpreted_phase(words, factors, 6, FP4),
-        _interpreted_phase(words, factors, 7, FP4),
-    )
+def _phase(words, factors, PHASE: tl.constexpr, FP4: tl.constexpr, DECODER: tl.constexpr):
+    if INTERPRETED:
+        phase = _interpreted_phase(words, factors, PHASE, FP4)
+    else:
+        operands: tl.constexpr = "=&r,r,r,r,r" if FP4 else "=&r,l,l,r,r"
+        phase = tl.inline_asm_elementwise(DECODER, operands, [words, factors], dtype=tl.bfloat16, is_pure=True, pack=2)
+    return phase
 
 
 @triton.jit
 def _interpreted_phase(words, factors, PHASE: tl.constexpr, FP4: tl.constexpr):
-    factor = ((factors & 0xFFFF) << 16).to(tl.float32, bitcast=True)
+    WORDS: tl.constexpr = words.shape[1]
+    pairs = tl.reshape(words, [words.shape[0], WORDS // 2, 2])
+    first, second = tl.split(pairs)
+    PART: tl.constexpr = PHASE // 4 if FP4 else PHASE // 2  # which 32 bits of the unit
+    source = (first if PART == 0 else second) if FP4 else (first if PART < 2 else second) >> (32 * (PART % 2))
+    half = tl.join(source & 0xFFFF, (source >> 16) & 0xFFFF).to(tl.int32)
+    half = tl.reshape(half, [words.shape[0], WORDS])
     if FP4:
-        small = e2m1_value((words >> (4 * PHASE)) & 15) * 1.1754943508222875e-38  # 2**-126
+        if PHASE % 4 == 0:
+            code = ((half >> 12) & 8) | ((half >> 6) & 7)
+        elif PHASE % 4 == 1:
+            code = ((half >> 9) & 8) | ((half >> 3) & 7)
+        elif PHASE % 4 == 2:
+            code = ((half >> 6) & 8) | (half & 7)
+        else:
+            code = ((half >> 11) & 8) | ((half >> 13) & 1) | ((half >> 9) & 6)
+        small = e2m1_value(code) * 1.1754943508222875e-38  # 2**-126
     else:
-        small = e4m3_value((words >> (8 * PHASE)) & 255) * 7.52316384526264e-37  # 2**-120
+        if PHASE % 2 == 0:
+            code = ((half >> 8) & 0x80) | ((half >> 4) & 0x7F)
+        else:
+            code = ((half >> 8) & 0x70) | ((half >> 4) & 0x80) | (half & 0x0F)
+        small = e4m3_value(code) * 7.52316384526264e-37  # 2**-120
+    factor = ((factors & 0xFFFF) << 16).to(tl.float32, bitcast=True)
     return (small * factor).to(tl.bfloat16)

@@ -6,6 +6,11 @@ The number of tiles is bounded on the host: nothing waits for the device.
 import torch
 
 
+def most_tiles(num_pairs: int, num_experts: int, tile_size: int) -> int:
+    """Tiles that any choice of experts needs at most."""
+    return min(num_pairs, num_pairs // tile_size + num_experts)
+
+
 def slots_in_tiles(
     expert_ids: torch.Tensor, is_local: torch.Tensor, num_experts: int, tile_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,7 +25,7 @@ def slots_in_tiles(
         expert of each tile (arbitrary for tiles without rows).
     """
     num_pairs, device = len(expert_ids), expert_ids.device
-    num_tiles = min(num_pairs, num_pairs // tile_size + num_experts)
+    num_tiles = most_tiles(num_pairs, num_experts, tile_size)
     group = torch.where(is_local, expert_ids, num_experts)  # the last group collects what is not ours
     sorted_group, order = group.sort(stable=True)
     starts = torch.searchsorted(sorted_group, torch.arange(num_experts + 2, device=device))

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from deepinfer_plugin.kernels.moe_experts.tiles import pairs_in_tiles
+from deepinfer_plugin.kernels.moe_experts.triton_tiles import pairs_in_tiles
 from deepinfer_plugin.kernels.packed_weights import Fp4Weight
 from deepinfer_plugin.kernels.swiglu.triton_nvidia import clamped_swiglu
 from deepinfer_plugin.kernels.triton_formats import fp8_group_sf, reciprocal_of_power, round_e4m3
@@ -47,7 +47,7 @@ def moe_experts(
         return out.zero_()
     num_pairs = num_tokens * top_k
     tokens = min(MAX_TOKENS, max(16, triton.next_power_of_2(num_pairs // num_experts + 1)))
-    tile_pairs, tile_experts = pairs_in_tiles(topk_ids.flatten() - expert_start, num_experts, tokens)
+    tile_pairs, tile_experts = pairs_in_tiles(topk_ids.flatten(), expert_start, num_experts, tokens)
     inputs = in_phases(x, round_to_fp8=True)
     activation = Phased.empty(num_pairs, depth=width, device=x.device)
     products = x.new_empty(num_pairs, hidden_size, dtype=torch.float32)
@@ -80,7 +80,7 @@ def moe_experts(
 def _words(weight: Fp4Weight) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes by eight, and scales by four where K is a multiple of BLOCK."""
     whole = weight.shape[2] % BLOCK.value == 0
-    return weight.codes.view(torch.int32), weight.sf.view(torch.int32) if whole else weight.sf
+    return weight.interleave().codes.view(torch.int32), weight.sf.view(torch.int32) if whole else weight.sf
 
 
 @triton.jit

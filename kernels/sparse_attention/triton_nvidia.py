@@ -1,7 +1,8 @@
-"""`sparse_attention` in Triton: a program per token and up to 64 heads, over its keys in their order.
+"""`sparse_attention` in Triton: a softmax per tile of keys, and the tiles merged in their order.
 
-One kernel for prefill, decode and verification: a row's bits do not depend on what it is called for. The sink is where
-the running softmax starts: a first logit without a value.
+A tile's softmax is taken by itself, so that it does not matter who computes it: for few tokens every tile has a program
+of its own and a second kernel merges, for many one program goes through a token's tiles. Both merge with the same
+arithmetic, hence the same bits. The sink is where the merging starts: a first logit without a value.
 """
 
 import torch
@@ -13,7 +14,8 @@ from deepinfer_plugin.kernels.paged import Pages
 from deepinfer_plugin.kernels.triton_records import load_rows
 
 WIDE = 90  # compute capability whose tensor cores want 64 rows; SM100's too, but there the sums outgrow their memory
-KEYS = 32  # of a step
+MAX_SPLIT_TOKENS = 16  # up to here tiles are computed side by side
+MERGED = 128  # channels of a program that merges
 
 
 def sparse_attention(
@@ -31,23 +33,35 @@ def sparse_attention(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not out.numel():
         return out
-    most = 64 if target.compute_capability() == WIDE else 32
-    heads = max(16, min(most, triton.next_power_of_2(num_heads)))
+    wide = target.compute_capability() == WIDE
+    heads = max(16, min(64 if wide else 32, triton.next_power_of_2(num_heads)))
+    keys = 64 if wide else 32
     chosen = window if selected is None else selected  # something to point at
     indices = window.block_table[:, :0] if selected_indices is None else selected_indices
-    _sparse_attention[(num_tokens, triton.cdiv(num_heads, heads))](
-        *(query, *_table(window), *_table(chosen), positions, indices, sink, out),
+    window_tiles = triton.cdiv(window_size, keys)
+    tiles = window_tiles + triton.cdiv(indices.shape[1], keys)
+    split = num_tokens <= MAX_SPLIT_TOKENS
+    options = {"dtype": torch.float32, "device": query.device}
+    sums = torch.empty(num_tokens, tiles, num_heads, head_dim, **options) if split else out
+    states = torch.empty(num_tokens, tiles, 2, num_heads, **options) if split else out
+    _sparse_attention[(num_tokens, triton.cdiv(num_heads, heads), tiles if split else 1)](
+        *(query, *_table(window), *_table(chosen), positions, indices, sink, out, sums, states),
         *(query.stride(0), query.stride(1), indices.stride(0)),
-        *(num_heads, window_size, indices.shape[1], scale, head_dim),
+        *(num_heads, window_size, indices.shape[1], window_tiles, tiles, scale, head_dim),
         HALF=max(16, triton.next_power_of_2(head_dim) // 2),
         WINDOW_RECORD=window.record.value,
         SELECTED_RECORD=chosen.record.value,
         EXACT=query.dtype == torch.bfloat16,
+        SPLIT=split,
         HEADS=heads,
-        KEYS=KEYS,
+        KEYS=keys,
         num_warps=8,
-        num_stages=2 if most == 64 else 1,
+        num_stages=1,
     )
+    if split:
+        _merge[(num_tokens, num_heads, triton.cdiv(head_dim, MERGED))](
+            *(sums, states, sink, out, num_heads, tiles, head_dim), CHANNELS=MERGED, num_warps=1
+        )
     return out
 
 
@@ -78,21 +92,27 @@ def _sparse_attention(
     selected_indices,
     sink,
     out,
+    sums,
+    states,
     query_token,
     query_head,
     index_token,
     num_heads,
     window_size,
     num_selected,
+    window_tiles,
+    num_tiles,
     scale,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
     WINDOW_RECORD: tl.constexpr,
     SELECTED_RECORD: tl.constexpr,
     EXACT: tl.constexpr,
+    SPLIT: tl.constexpr,
     HEADS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
+    """SPLIT: one tile a program, its softmax to `sums` and `states`; otherwise all of them, merged into `out`."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pair = tl.arange(0, HALF)
@@ -100,46 +120,70 @@ def _sparse_attention(
     q = query + token * query_token + head[:, None] * query_head + 2 * pair[None, :]
     q_even, q_odd = tl.load(q, inside, 0.0), tl.load(q + 1, inside, 0.0)
     position = tl.load(positions + token)
-    highest = tl.load(sink + head, head < num_heads, 0.0)
-    denominator = tl.full([HEADS], 1.0, tl.float32)
-    even, odd = tl.zeros([HEADS, HALF], tl.float32), tl.zeros([HEADS, HALF], tl.float32)
-
     window_row_table = window_table + tl.load(window_requests + token) * window_row
     selected_row_table = selected_table + tl.load(selected_requests + token) * selected_row
-    window_steps = tl.cdiv(window_size, KEYS)
-    steps = window_steps + tl.cdiv(num_selected, KEYS)
-    ONE_LOOP: tl.constexpr = WINDOW_RECORD == SELECTED_RECORD  # a second loop costs registers
-    for step in range(steps if ONE_LOOP else window_steps):
-        in_window = step < window_steps
-        place = tl.where(in_window, step, step - window_steps) * KEYS + tl.arange(0, KEYS)
-        state = tl.load(
-            selected_indices + token * index_token + place, (not in_window) & (place < num_selected), -1
-        ).to(tl.int64)
+    ONE_RECORD: tl.constexpr = WINDOW_RECORD == SELECTED_RECORD
+    if SPLIT:
+        tile = tl.program_id(2)
+        place = tile * KEYS + tl.arange(0, KEYS)
         newest = position - window_size + 1 + place
-        state = tl.where(in_window, tl.where(place < window_size, newest, -1), state)
-        cache = tl.where(in_window, window, selected)
-        table = tl.where(in_window, window_row_table, selected_row_table)
-        size = tl.where(in_window, window_size_of_block, selected_size_of_block)
-        block_stride = tl.where(in_window, window_block, selected_block)
-        state_stride = tl.where(in_window, window_state, selected_state)
-        rows, present = _find(table, state, size, block_stride, state_stride)
-        k_even, k_odd = load_rows(cache, rows, present, HEAD_DIM, HALF, WINDOW_RECORD)
-        highest, denominator, even, odd = _attend(
-            q_even, q_odd, k_even, k_odd, present, scale, highest, denominator, even, odd, EXACT
-        )
-    if not ONE_LOOP:
-        for step in range(window_steps, steps):
-            place = (step - window_steps) * KEYS + tl.arange(0, KEYS)
+        if tile < window_tiles:
+            state = tl.where(place < window_size, newest, -1)
+            rows, present = _find(window_row_table, state, window_size_of_block, window_block, window_state)
+            k_even, k_odd = load_rows(window, rows, present, HEAD_DIM, HALF, WINDOW_RECORD)
+        else:
+            place -= window_tiles * KEYS
             state = tl.load(selected_indices + token * index_token + place, place < num_selected, -1).to(tl.int64)
             rows, present = _find(selected_row_table, state, selected_size_of_block, selected_block, selected_state)
             k_even, k_odd = load_rows(selected, rows, present, HEAD_DIM, HALF, SELECTED_RECORD)
-            highest, denominator, even, odd = _attend(
-                q_even, q_odd, k_even, k_odd, present, scale, highest, denominator, even, odd, EXACT
-            )
-
-    result = out + (token * num_heads + head[:, None]) * HEAD_DIM + 2 * pair[None, :]
-    tl.store(result, (even / denominator[:, None]).to(out.dtype.element_ty), inside)
-    tl.store(result + 1, (odd / denominator[:, None]).to(out.dtype.element_ty), inside)
+        weights, highest, total = _softmax(q_even, q_odd, k_even, k_odd, present, scale, EXACT)
+        row = (token * num_tiles + tile) * num_heads + head
+        result = sums + row[:, None] * HEAD_DIM + 2 * pair[None, :]
+        tl.store(result, _dot(weights, k_even, None, EXACT), inside)
+        tl.store(result + 1, _dot(weights, k_odd, None, EXACT), inside)
+        place_of_state = states + (token * num_tiles + tile) * 2 * num_heads + head
+        tl.store(place_of_state, highest, head < num_heads)
+        tl.store(place_of_state + num_heads, total, head < num_heads)
+    else:
+        highest = tl.load(sink + head, head < num_heads, 0.0)
+        denominator = tl.full([HEADS], 1.0, tl.float32)
+        even, odd = tl.zeros([HEADS, HALF], tl.float32), tl.zeros([HEADS, HALF], tl.float32)
+        for tile in range(num_tiles if ONE_RECORD else window_tiles):  # a second loop costs registers
+            in_window = tile < window_tiles
+            place = tl.where(in_window, tile, tile - window_tiles) * KEYS + tl.arange(0, KEYS)
+            state = tl.load(
+                selected_indices + token * index_token + place, (not in_window) & (place < num_selected), -1
+            ).to(tl.int64)
+            newest = position - window_size + 1 + place
+            state = tl.where(in_window, tl.where(place < window_size, newest, -1), state)
+            cache = tl.where(in_window, window, selected)
+            table = tl.where(in_window, window_row_table, selected_row_table)
+            size = tl.where(in_window, window_size_of_block, selected_size_of_block)
+            block_stride = tl.where(in_window, window_block, selected_block)
+            state_stride = tl.where(in_window, window_state, selected_state)
+            rows, present = _find(table, state, size, block_stride, state_stride)
+            k_even, k_odd = load_rows(cache, rows, present, HEAD_DIM, HALF, WINDOW_RECORD)
+            weights, tile_highest, tile_total = _softmax(q_even, q_odd, k_even, k_odd, present, scale, EXACT)
+            new_highest, old_share, tile_share = _shares(highest, tile_highest)
+            denominator = tl.fma(denominator, old_share, tile_total * tile_share)
+            highest = new_highest
+            even = _merged(even, _dot(weights, k_even, None, EXACT), old_share, tile_share)
+            odd = _merged(odd, _dot(weights, k_odd, None, EXACT), old_share, tile_share)
+        if not ONE_RECORD:
+            for tile in range(window_tiles, num_tiles):
+                place = (tile - window_tiles) * KEYS + tl.arange(0, KEYS)
+                state = tl.load(selected_indices + token * index_token + place, place < num_selected, -1).to(tl.int64)
+                rows, present = _find(selected_row_table, state, selected_size_of_block, selected_block, selected_state)
+                k_even, k_odd = load_rows(selected, rows, present, HEAD_DIM, HALF, SELECTED_RECORD)
+                weights, tile_highest, tile_total = _softmax(q_even, q_odd, k_even, k_odd, present, scale, EXACT)
+                new_highest, old_share, tile_share = _shares(highest, tile_highest)
+                denominator = tl.fma(denominator, old_share, tile_total * tile_share)
+                highest = new_highest
+                even = _merged(even, _dot(weights, k_even, None, EXACT), old_share, tile_share)
+                odd = _merged(odd, _dot(weights, k_odd, None, EXACT), old_share, tile_share)
+        result = out + (token * num_heads + head[:, None]) * HEAD_DIM + 2 * pair[None, :]
+        tl.store(result, (even / denominator[:, None]).to(out.dtype.element_ty), inside)
+        tl.store(result + 1, (odd / denominator[:, None]).to(out.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -151,18 +195,49 @@ def _find(table, states, states_per_block, block_stride, state_stride):
 
 
 @triton.jit
-def _attend(q_even, q_odd, k_even, k_odd, present, scale, highest, denominator, even, odd, EXACT: tl.constexpr):
-    """One step of the running softmax; keys are values too, and come as their even and their odd channels."""
+def _softmax(q_even, q_odd, k_even, k_odd, present, scale, EXACT: tl.constexpr):
+    """(weights [heads, keys], the highest logit, the sum of the weights) of one tile; -inf and 0 where it is empty.
+
+    Keys are values too, and come as their even and their odd channels.
+    """
     logits = _dot(q_even, tl.trans(k_even), None, EXACT)
     logits = _dot(q_odd, tl.trans(k_odd), logits, EXACT) * scale
     logits = tl.where(present[None, :], logits, -float("inf"))
-    new_highest = tl.maximum(highest, tl.max(logits, 1))
-    shrink = tl.exp(highest - new_highest)
-    weights = tl.exp(logits - new_highest[:, None])
-    denominator = denominator * shrink + tl.sum(weights, 1)
-    even = _dot(weights, k_even, even * shrink[:, None], EXACT)
-    odd = _dot(weights, k_odd, odd * shrink[:, None], EXACT)
-    return new_highest, denominator, even, odd
+    highest = tl.max(logits, 1)
+    weights = tl.exp(logits - tl.where(highest == -float("inf"), 0.0, highest)[:, None])
+    return weights, highest, tl.sum(weights, 1)
+
+
+@triton.jit
+def _shares(highest, tile_highest):
+    """(the highest logit of both, and what the weights of each are worth beside it)."""
+    new_highest = tl.maximum(highest, tile_highest)
+    return new_highest, tl.exp(highest - new_highest), tl.exp(tile_highest - new_highest)
+
+
+@triton.jit
+def _merged(values, tile_values, old_share, tile_share):
+    """A named rounding for every step: the compiler may not choose another in another kernel."""
+    return tl.fma(values, tl.broadcast_to(old_share[:, None], values.shape), tile_values * tile_share[:, None])
+
+
+@triton.jit
+def _merge(sums, states, sink, out, num_heads, TILES: tl.constexpr, HEAD_DIM: tl.constexpr, CHANNELS: tl.constexpr):
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    highest = tl.load(sink + head) + tl.zeros([1], tl.float32)
+    denominator = tl.full([1], 1.0, tl.float32)
+    values = tl.zeros([1, CHANNELS], tl.float32)
+    for tile in tl.static_range(TILES):  # so that all are being loaded at once
+        row = (token * TILES + tile) * num_heads + head
+        tile_values = tl.load(sums + row * HEAD_DIM + channel, channel < HEAD_DIM, 0.0)[None, :]
+        state = states + (token * TILES + tile) * 2 * num_heads + head + tl.zeros([1], tl.int32)
+        highest, old_share, tile_share = _shares(highest, tl.load(state))
+        denominator = tl.fma(denominator, old_share, tl.load(state + num_heads) * tile_share)
+        values = _merged(values, tile_values, old_share, tile_share)
+    result = (values / denominator[:, None]).to(out.dtype.element_ty)
+    place = out + (token * num_heads + head) * HEAD_DIM + channel
+    tl.store(place[None, :], result, (channel < HEAD_DIM)[None, :])
 
 
 @triton.jit

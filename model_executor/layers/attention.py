@@ -18,8 +18,10 @@ from deepinfer_plugin.model_executor.layers.compressor import Compressor
 from deepinfer_plugin.model_executor.layers.indexer import Indexer, Selection
 from deepinfer_plugin.model_executor.layers.linear import (
     LinearFormat,
+    PackedByLayer,
     all_reduce_rounded,
     fp8_parameters,
+    ready_for_kernels,
     weight_dtype,
 )
 from deepinfer_plugin.model_executor.layers.rotary import Rotation
@@ -73,6 +75,7 @@ class Attention(nn.Module):
         if packed:
             rows = self.num_groups * shape.o_lora_rank
             self.wo_a, self.wo_a_sf = fp8_parameters(rows, group_width)
+            self.quant_method = PackedByLayer()
         else:
             self.wo_a = nn.Parameter(
                 torch.empty(self.num_groups, shape.o_lora_rank, group_width, dtype=weight_dtype(packed)),
@@ -104,7 +107,11 @@ class Attention(nn.Module):
         """Copy this rank's heads or groups, which are contiguous along dim 0 of the checkpoint's tensor."""
         rows = weight.shape[0] // get_tensor_model_parallel_world_size()
         mine = weight[get_tensor_model_parallel_rank() * rows :][:rows]
-        parameter.data.copy_(mine.view_as(parameter))
+        own = parameter.data.view(torch.uint8) if mine.dtype == torch.uint8 else parameter.data  # codes are bytes
+        own.copy_(mine.view_as(parameter))
+
+    def pack_weights(self) -> None:
+        self.packed_wo_a = ready_for_kernels(Fp8Weight(self.wo_a.data.view(torch.uint8), self.wo_a_sf.data))
 
     def forward(
         self, hidden_states: torch.Tensor, step: Step | None, rotation: Rotation, selection: Selection
@@ -140,7 +147,7 @@ class Attention(nn.Module):
     def _project(self, attended: torch.Tensor) -> torch.Tensor:
         """Grouped low-rank output projection. attended: [num_tokens, num_heads, head_dim]."""
         grouped = self._rounded(attended).reshape(attended.shape[0], self.num_groups, -1)
-        weight = Fp8Weight(self.wo_a, self.wo_a_sf) if self.packed else self.wo_a
+        weight = self.packed_wo_a if self.packed else self.wo_a
         low_rank = grouped_linear(grouped, weight, attended.dtype).flatten(1)
         return all_reduce_rounded(self.wo_b(low_rank), attended.dtype)
 

@@ -6,18 +6,21 @@ scales or BF16, and is decoded in the product.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.model_executor.layers.linear import LinearMethodBase
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.parameter import ModelWeightParameter
 
 from deepinfer_plugin.kernels.linear import linear
 from deepinfer_plugin.kernels.linear_fp8 import linear_fp8
-from deepinfer_plugin.kernels.packed_weights import Fp8Weight
+from deepinfer_plugin.kernels.packed_weights import Fp4Weight, Fp8Weight
 from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE
+from deepinfer_plugin.kernels.target import current_target
+
+PackedWeight = TypeVar("PackedWeight", Fp8Weight, Fp4Weight)
 
 
 def weight_dtype(packed: bool) -> torch.dtype:
@@ -85,8 +88,9 @@ class PackedLinearMethod(LinearMethodBase):
             layer.register_parameter(name, parameter)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        layer.packed = Fp8Weight(layer.weight.data, layer.weight_sf.data)
+        layer.packed = Fp8Weight(layer.weight.data.view(torch.uint8), layer.weight_sf.data)
         layer.packed.check_scales()
+        layer.packed = ready_for_kernels(layer.packed)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return linear_fp8(x, layer.packed, self.format.round_input, self.format.out_dtype or x.dtype)
@@ -132,28 +136,42 @@ class LinearFormat(QuantizationConfig):
         raise NotImplementedError("LinearFormat: made by the layers, not read from a checkpoint")
 
 
-# Random codes, so that `load_format=dummy` times products of numbers; 0xBF keeps E4M3 below 2, and from NaN.
-FP8_CODE_MASK, FP8_SF_BYTE, FP4_SF_BYTE = 0xBF, 121, 119  # scales of 2**-6 and 2**-8
-
-
 def fp8_parameters(rows: int, columns: int) -> tuple[torch.nn.Parameter, torch.nn.Parameter]:
-    """Codes [rows, columns] of an FP8 weight and the scales of its 32x32 blocks, uint8."""
-    codes = torch.randint(256, (rows, columns), dtype=torch.uint8).bitwise_and_(FP8_CODE_MASK)
-    return _bytes(codes), _bytes(_scales(FP8_SF_BYTE, rows // BLOCK_SIZE, columns // BLOCK_SIZE))
+    """Codes [rows, columns] of an FP8 weight, E4M3, and the scales of its 32x32 blocks, uint8."""
+    return _parameter(torch.float8_e4m3fn, rows, columns), _scales(rows // BLOCK_SIZE, columns // BLOCK_SIZE)
 
 
 def fp4_parameters(experts: int, rows: int, columns: int) -> tuple[torch.nn.Parameter, torch.nn.Parameter]:
     """Codes [experts, rows, columns / 2] of FP4 experts, two a byte, and a scale per 32 columns, uint8."""
-    codes = torch.randint(256, (experts, rows, columns // 2), dtype=torch.uint8)
-    return _bytes(codes), _bytes(_scales(FP4_SF_BYTE, experts, rows, columns // BLOCK_SIZE))
+    return _parameter(torch.uint8, experts, rows, columns // 2), _scales(experts, rows, columns // BLOCK_SIZE)
 
 
-def _scales(byte: int, *shape: int) -> torch.Tensor:
-    return torch.full(shape, byte, dtype=torch.uint8)
+def _scales(*shape: int) -> torch.nn.Parameter:
+    scales = _parameter(torch.uint8, *shape)
+    scales.dummy_weight_value = 120  # vLLM's load_format=dummy: 2**-7, beside codes that it draws at random
+    return scales
 
 
-def _bytes(data: torch.Tensor) -> torch.nn.Parameter:
-    return torch.nn.Parameter(data, requires_grad=False)
+def _parameter(dtype: torch.dtype, *shape: int) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+
+
+def ready_for_kernels(weight: PackedWeight) -> PackedWeight:
+    """`weight` with its codes in the order that this process's kernels read, changed in place."""
+    return weight.interleave(in_place=True) if current_target().interleaves else weight
+
+
+class PackedByLayer(QuantizeMethodBase):
+    """Tells a layer that keeps packed weights of its own that they are all there: `layer.pack_weights()`."""
+
+    def create_weights(self, layer: torch.nn.Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
+        raise NotImplementedError(f"{type(layer).__name__} makes its weights itself")
+
+    def apply(self, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise NotImplementedError(f"{type(layer).__name__} multiplies itself")
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        layer.pack_weights()
 
 
 def all_reduce_rounded(partial_sum: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

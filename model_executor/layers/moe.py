@@ -18,8 +18,10 @@ from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE
 from deepinfer_plugin.kernels.swiglu import swiglu
 from deepinfer_plugin.model_executor.layers.linear import (
     LinearFormat,
+    PackedByLayer,
     all_reduce_rounded,
     fp4_parameters,
+    ready_for_kernels,
     weight_dtype,
 )
 from deepinfer_plugin.model_executor.models.shape import ModelShape
@@ -70,6 +72,8 @@ class Experts(nn.Module):
             self.width //= tp_size
             self.slice_index = get_tensor_model_parallel_rank()
         hidden, self.packed = shape.hidden_size, packed
+        if packed:
+            self.quant_method = PackedByLayer()
         for name, rows, columns in (("w13", 2 * self.width, hidden), ("w2", hidden, self.width)):
             if packed:
                 codes, sf = fp4_parameters(self.num_local, rows, columns)
@@ -97,9 +101,11 @@ class Experts(nn.Module):
 
     def weights(self) -> tuple[torch.Tensor | Fp4Weight, torch.Tensor | Fp4Weight]:
         """w13 and w2, as `moe_experts` takes them."""
-        if self.packed:
-            return Fp4Weight(self.w13, self.w13_sf), Fp4Weight(self.w2, self.w2_sf)
-        return self.w13, self.w2
+        return self.packed_weights if self.packed else (self.w13, self.w2)
+
+    def pack_weights(self) -> None:
+        pairs = ((self.w13, self.w13_sf), (self.w2, self.w2_sf))
+        self.packed_weights = tuple(ready_for_kernels(Fp4Weight(codes.data, sf.data)) for codes, sf in pairs)
 
 
 class MoE(nn.Module):

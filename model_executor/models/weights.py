@@ -82,7 +82,7 @@ def load_packed(parameter: nn.Parameter, tensor: torch.Tensor, place: int | None
         size = parameter.shape[dim] // (1 if place is None else 2)
         tensor = tensor.narrow(dim, rank * size, size)
     first = parameter.shape[0] - tensor.shape[0] if place == 1 else 0
-    parameter.data[first : first + tensor.shape[0]].copy_(tensor)
+    parameter.data.view(torch.uint8)[first : first + tensor.shape[0]].copy_(tensor)
 
 
 class WeightLoader:
