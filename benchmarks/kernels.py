@@ -10,8 +10,9 @@ definition; of chosen indices, the share that differs.
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,6 +27,7 @@ from deepinfer_plugin.kernels.records import Record
 
 MAX_ERROR = 1e-2  # bf16 operands and results; a wrong kernel is far above
 CHECKED_TOKENS = (1, 33)
+CACHE_BYTES = 200e6
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ def cases(sizes: Sizes, tokens: int, device: str) -> Iterator[Case]:
     )
     coefficients = make.normal(t, m, **fp32), make.normal(t, m, m, **fp32)
     yield Case("mix_streams", "", (streams, x, *coefficients), 2 * (2 * m + 1) * t * d)
+    mixing = streams, make.normal(t, d, **fp32), *coefficients, coefficients[0], make.normal(d), 1e-20
+    yield Case("mix_collapse_norm", "", mixing, (4 * m + 2 + 4) * t * d)
     yield Case("collapse_streams", "", (streams, coefficients[0]), 2 * (m + 1) * t * d)
     logits = m * (2 + m)
     fn = make.normal(logits, m * d, **fp32) * 0.01
@@ -162,7 +166,7 @@ def cases(sizes: Sizes, tokens: int, device: str) -> Iterator[Case]:
     grouped = make.normal(t, sizes.o_groups, group_width)
     num_bytes = weight.codes.numel() + 2 * t * (grouped[0].numel() + weight.shape[0])
     flops = 2.0 * t * weight.codes.numel()
-    yield Case("grouped_linear", "wo_a", (grouped, weight, torch.bfloat16), num_bytes, flops)
+    yield Case("grouped_linear", "wo_a", (grouped, weight, True, torch.bfloat16), num_bytes, flops)
     for name, n in (("router", sizes.experts), ("head", sizes.vocab)):
         plain = make.normal(n, d)
         num_bytes = 2 * plain.numel() + t * (2 * d + 4 * n)
@@ -233,6 +237,20 @@ def check(wanted: set[str], module: str) -> None:
         raise SystemExit("benchmark: wrong results of " + "; ".join(wrong))
 
 
+def rotated(case: Case) -> list[Case]:
+    """The case with as many copies of its weights as do not fit a cache together, as in a model."""
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Fp8Weight | Fp4Weight):
+            return replace(value, codes=value.codes.clone(), sf=value.sf.clone())
+        return value
+
+    if not any(isinstance(value, Fp8Weight | Fp4Weight) for value in case.args):
+        return [case]
+    copies = range(min(16, int(CACHE_BYTES / case.num_bytes)))
+    return [case, *(replace(case, args=tuple(copied(value) for value in case.args)) for _ in copies)]
+
+
 def graph_time(run: Callable[[], Any], repeat: int) -> float:
     """Seconds of one call, median over replays of a graph of `repeat` calls."""
     for _ in range(3):
@@ -268,7 +286,8 @@ def ceilings() -> tuple[float, float]:
 
 
 def measure(case: Case, tokens: int, module: str, limits: tuple[float, float], repeat: int) -> Result:
-    seconds = graph_time(lambda: case.run(module), repeat)
+    variants = cycle(rotated(case))
+    seconds = graph_time(lambda: next(variants).run(module), repeat)
     floor = max(case.num_bytes / limits[0], case.num_flops / limits[1])
     try:
         reference = call_time(lambda: case.run("reference")) / seconds
@@ -292,6 +311,7 @@ def main() -> None:
     parser.add_argument("--ops", help="comma-separated; default: all")
     parser.add_argument("--module", default="triton_nvidia")
     parser.add_argument("--repeat", type=int, default=20, help="calls in a graph")
+    parser.add_argument("--experts", type=int, default=Sizes.experts)
     parser.add_argument("--json", help="file for the results")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -304,7 +324,7 @@ def main() -> None:
     print(f"{'op':20} {'':16} {'tokens':>6} {'us':>9} {'GB/s':>6} {'TFLOP/s':>7} {'ceiling':>7} {'x ref':>6}")
     results = []
     for tokens in map(int, args.tokens.split(",")):
-        for case in tqdm(cases(Sizes(), tokens, "cuda"), desc=f"{tokens} tokens", unit=" cases"):
+        for case in tqdm(cases(Sizes(experts=args.experts), tokens, "cuda"), desc=f"{tokens} tokens", unit=" cases"):
             if case.op not in wanted:
                 continue
             result = measure(case, tokens, args.module, limits, args.repeat)

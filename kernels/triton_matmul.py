@@ -2,8 +2,11 @@
 
 A result has the same bits in every batch: weights are always the instruction's rows and tokens its columns, and the sum
 over K is cut into pieces that are added in order. For few tokens every piece has a program of its own, so that enough
-of them read weights; for many, one program computes a tile's pieces one after the other.
+of them read weights, and whoever finishes a tile's last piece adds them; for many, one program computes a tile's pieces
+one after the other.
 """
+
+from functools import cache
 
 import torch
 import triton
@@ -22,10 +25,11 @@ from deepinfer_plugin.kernels.triton_phases import (
 )
 
 PIECE = 1024  # of K, of a plain product
-PIECE_BLOCKS = 12  # at most, of a packed one
+PROGRAMS = 384  # that a packed product should have for few tokens
+MIN_PIECE = 4  # blocks of K in a piece of a packed product
 MAX_SPLIT_TOKENS = 128  # from there on tiles alone fill the machine
 MAX_TOKENS = 128  # of a tile
-ADD_BLOCK = 1024
+MAX_TILES = 1 << 16  # of a product whose pieces are split
 
 
 def matmul(
@@ -56,12 +60,13 @@ def matmul(
         return out
     exact = x.dtype == weight.dtype == torch.bfloat16
     tiles = triton.cdiv(columns, tile.rows)
-    target = tile.target(out)
+    parts, finished = tile.workspace(out)
     _matmul[(groups * tiles, triton.cdiv(num_tokens, tile.tokens), tile.splits)](
-        *(x, weight, target, num_tokens, columns, depth, groups, tiles),
+        *(x, weight, out, parts, finished, num_tokens, columns, depth, groups, tiles),
         *(x.stride(0), x.stride(1), weight.stride(0), out.numel()),
         EXACT=exact,
-        PIECES=tile.pieces // tile.splits,
+        PIECES=tile.pieces,
+        SPLIT=tile.splits > 1,
         PIECE=PIECE,
         ROWS=tile.rows,
         TOKENS=tile.tokens,
@@ -69,7 +74,7 @@ def matmul(
         num_warps=4 if tile.tokens <= 64 else 8,
         num_stages=4 if exact else 2,
     )
-    return tile.sum_of(target, out)
+    return out
 
 
 def packed_matmul(x: Phased, weight: Fp8Weight, out_dtype: torch.dtype) -> torch.Tensor:
@@ -79,33 +84,35 @@ def packed_matmul(x: Phased, weight: Fp8Weight, out_dtype: torch.dtype) -> torch
     out = torch.empty(num_tokens, groups, columns, dtype=out_dtype, device=x.values.device)
     if not out.numel():
         return out
-    pieces = triton.cdiv(blocks, PIECE_BLOCKS)
+    # by the weight's shape alone: the cut is part of the order of a sum
+    pieces = min(triton.cdiv(PROGRAMS * 64, weight.shape[0]), triton.cdiv(blocks, MIN_PIECE))
     rows, warps, stages = packed_tile(num_tokens)
     tile = _Tile(num_tokens, pieces, rows)
     tiles = triton.cdiv(columns, tile.rows)
     whole = x.depth % BLOCK.value == 0
     words = weight.interleave().codes.view(torch.int64)
     sf = weight.sf.view(torch.int32) if whole else weight.sf
-    target = tile.target(out)
+    parts, finished = tile.workspace(out)
     _packed_matmul[(groups * tiles, triton.cdiv(num_tokens, tile.tokens), tile.splits)](
-        *(x.values, words, sf, target, num_tokens, columns, x.depth, blocks, groups, tiles),
+        *(x.values, words, sf, out, parts, finished, num_tokens, columns, x.depth, blocks, groups, tiles),
         *(x.values.stride(0), x.values.stride(1), words.stride(0), sf.stride(0), out.numel()),
         WHOLE=whole,
-        PIECES=pieces // tile.splits,
+        PIECES=pieces,
+        SPLIT=tile.splits > 1,
         PIECE=triton.cdiv(blocks, pieces),
         ROWS=tile.rows,
         TOKENS=tile.tokens,
         num_warps=warps,
         num_stages=stages,
     )
-    return tile.sum_of(target, out)
+    return out
 
 
 def packed_tile(num_tokens: int) -> tuple[int, int, int]:
-    """Weight rows of a program, its warps and its stages. 64 rows for four warps: more warps would share rows."""
+    """Weight rows of a program, its warps and its stages. 64 rows take at most four warps: more would share rows."""
     if num_tokens > MAX_SPLIT_TOKENS:
         return 128, 8, 3
-    return 64, 4, 4 if num_tokens <= 64 else 3
+    return 64, 2, 3
 
 
 class _Tile:
@@ -116,13 +123,17 @@ class _Tile:
         self.splits = pieces if num_tokens <= MAX_SPLIT_TOKENS else 1
         self.tokens = min(MAX_TOKENS, max(16, triton.next_power_of_2(num_tokens)))
 
-    def target(self, out: torch.Tensor) -> torch.Tensor:
-        return out if self.splits == 1 else out.new_empty(self.splits, *out.shape, dtype=torch.float32)
+    def workspace(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where split pieces leave their parts, and who counts them."""
+        if self.splits == 1:
+            return out, out
+        return out.new_empty(self.splits, *out.shape, dtype=torch.float32), _finished_pieces(out.device)
 
-    def sum_of(self, target: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        if self.splits > 1:
-            _add[(triton.cdiv(out.numel(), ADD_BLOCK),)](target, out, out.numel(), self.splits, ADD_BLOCK)
-        return out
+
+@cache
+def _finished_pieces(device: torch.device) -> torch.Tensor:
+    """Zeros between products: whoever finishes a tile sets its count back. For products on one stream."""
+    return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 
 
 @triton.jit
@@ -130,6 +141,8 @@ def _matmul(
     x,
     weight,
     out,
+    parts,
+    finished,
     num_tokens,
     columns,
     depth,
@@ -141,6 +154,7 @@ def _matmul(
     out_size,
     EXACT: tl.constexpr,
     PIECES: tl.constexpr,
+    SPLIT: tl.constexpr,
     PIECE: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -149,11 +163,11 @@ def _matmul(
     group = tl.program_id(0) // tiles
     row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
     token = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    split = tl.program_id(2)
     weight_rows = weight + (group * columns + row).to(tl.int64)[:, None] * weight_row
     x_rows = x + token[:, None] * x_token + group * x_group
     total = tl.zeros([ROWS, TOKENS], tl.float32)
-    for piece in range(split * PIECES, (split + 1) * PIECES):
+    first, last = (tl.program_id(2), tl.program_id(2) + 1) if SPLIT else (0, PIECES)
+    for piece in range(first, last):
         part = tl.zeros([ROWS, TOKENS], tl.float32)
         for k in range(piece * PIECE, tl.minimum((piece + 1) * PIECE, depth), DEPTH):
             column = k + tl.arange(0, DEPTH)
@@ -165,8 +179,12 @@ def _matmul(
             else:
                 part = tl.dot(tile.to(tl.float32), tl.trans(factor.to(tl.float32)), part, input_precision="ieee")
         total += part
-    place = out + split.to(tl.int64) * out_size + (token[None, :] * groups + group) * columns + row[:, None]
-    tl.store(place, total.to(out.dtype.element_ty), (row < columns)[:, None] & (token < num_tokens)[None, :])
+    place = (token[None, :] * groups + group) * columns + row[:, None]
+    present = (row < columns)[:, None] & (token < num_tokens)[None, :]
+    if SPLIT:
+        _finish(total, out, parts, finished, place, present, out_size, PIECES)
+    else:
+        tl.store(out + place, total.to(out.dtype.element_ty), present)
 
 
 @triton.jit
@@ -175,6 +193,8 @@ def _packed_matmul(
     words,
     sf,
     out,
+    parts,
+    finished,
     num_tokens,
     columns,
     depth,
@@ -188,6 +208,7 @@ def _packed_matmul(
     out_size,
     WHOLE: tl.constexpr,
     PIECES: tl.constexpr,
+    SPLIT: tl.constexpr,
     PIECE: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -196,14 +217,14 @@ def _packed_matmul(
     group = tl.program_id(0) // tiles
     row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
     token = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    split = tl.program_id(2)
     weight_row = (group * columns + row).to(tl.int64)
     word, row_present, token_present = tl.arange(0, BLOCK // 8), row < columns, token < num_tokens
     word_rows = words + weight_row[:, None] * words_row + word[None, :]
     sf_rows = sf + weight_row // 32 * sf_row
     x_rows = x + token[:, None] * x_token + group * x_group + word[None, :]
     total = tl.zeros([ROWS, TOKENS], tl.float32)
-    for piece in range(split * PIECES, (split + 1) * PIECES):
+    first, last = (tl.program_id(2), tl.program_id(2) + 1) if SPLIT else (0, PIECES)
+    for piece in range(first, last):
         part = tl.zeros([ROWS, TOKENS], tl.float32)
         for block in range(piece * PIECE, tl.minimum((piece + 1) * PIECE, blocks)):
             if WHOLE:
@@ -219,15 +240,25 @@ def _packed_matmul(
                 factor = tl.load(place, token_present[:, None], 0.0)
                 part = tl.dot(operands[phase], tl.trans(factor), part)
         total += part
-    place = out + split.to(tl.int64) * out_size + (token[None, :] * groups + group) * columns + row[:, None]
-    tl.store(place, total.to(out.dtype.element_ty), row_present[:, None] & token_present[None, :])
+    place = (token[None, :] * groups + group) * columns + row[:, None]
+    present = row_present[:, None] & token_present[None, :]
+    if SPLIT:
+        _finish(total, out, parts, finished, place, present, out_size, PIECES)
+    else:
+        tl.store(out + place, total.to(out.dtype.element_ty), present)
 
 
 @triton.jit
-def _add(parts, out, size, num_parts, BLOCK: tl.constexpr):
-    """The sum of `num_parts` tensors that lie one behind the other, in their order."""
-    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for part in range(num_parts):
-        total += tl.load(parts + tl.cast(part, tl.int64) * size + element, element < size, 0.0)
-    tl.store(out + element, total.to(out.dtype.element_ty), element < size)
+def _finish(total, out, parts, finished, place, present, out_size, num_pieces):
+    """Leave this piece's `total`; the last to come adds all pieces of the tile in order and stores the sum."""
+    split = tl.program_id(2).to(tl.int64)
+    tl.store(parts + split * out_size + place, total, present)
+    tile = tl.program_id(0) + tl.program_id(1) * tl.num_programs(0)
+    tl.debug_barrier()  # all threads' parts come before the count
+    if tl.atomic_add(finished + tile, 1, sem="acq_rel") == num_pieces - 1:
+        total = tl.zeros(total.shape, tl.float32)
+        for piece in range(num_pieces):
+            part = parts + tl.cast(piece, tl.int64) * out_size + place
+            total += tl.load(part, present, 0.0, cache_modifier=".cg")
+        tl.store(out + place, total.to(out.dtype.element_ty), present)
+        tl.store(finished + tile, 0)

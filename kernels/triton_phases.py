@@ -213,10 +213,11 @@ def _interpreted_phase(words, factors, PHASE: tl.constexpr, FP4: tl.constexpr):
             code = ((half >> 11) & 8) | ((half >> 13) & 1) | ((half >> 9) & 6)
         small = e2m1_value(code) * 1.1754943508222875e-38  # 2**-126
     else:
-        if PHASE % 2 == 0:
-            code = ((half >> 8) & 0x80) | ((half >> 4) & 0x7F)
-        else:
-            code = ((half >> 8) & 0x70) | ((half >> 4) & 0x80) | (half & 0x0F)
+        first, second = (
+            ((half >> 8) & 0x80) | ((half >> 4) & 0x7F),
+            ((half >> 8) & 0x70) | ((half >> 4) & 0x80) | (half & 0x0F),
+        )
+        code = second if PHASE % 2 else first
         small = e4m3_value(code) * 7.52316384526264e-37  # 2**-120
     factor = ((factors & 0xFFFF) << 16).to(tl.float32, bitcast=True)
     return (small * factor).to(tl.bfloat16)

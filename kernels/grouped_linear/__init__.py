@@ -8,12 +8,15 @@ from deepinfer_plugin.kernels.packed_weights import Fp8Weight
 TABLE = Dispatch(__name__, cpu="reference", nvidia="triton_nvidia")
 
 
-def grouped_linear(x: torch.Tensor, weight: torch.Tensor | Fp8Weight, out_dtype: torch.dtype) -> torch.Tensor:
-    """Return ``y[t, g] = x[t, g] @ weight[g].T``, summed in fp32, rounded once to `out_dtype`.
+def grouped_linear(
+    x: torch.Tensor, weight: torch.Tensor | Fp8Weight, round_input: bool, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """Return ``y[t, g] = round_fp8(x[t, g]) @ weight[g].T``, summed in fp32, rounded once to `out_dtype`.
 
     Args:
         x: [num_tokens, num_groups, K], bf16 or fp32.
         weight: [num_groups, N, K], bf16 or fp32 (which saves the conversion), or [num_groups * N, K], FP8.
+        round_input: False = multiply x as it is.
         out_dtype: of the result; fp32 = not rounded.
 
     Returns:
@@ -31,4 +34,4 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor | Fp8Weight, out_dtype:
     if not fits:
         got = f"{tuple(x.shape)} and {tuple(weight.shape)}"
         raise ValueError(f"grouped_linear: x must be [num_tokens, G, K] and weight [G, N, K], got {got}")
-    return TABLE(x, weight, out_dtype)
+    return TABLE(x, weight, round_input, out_dtype)

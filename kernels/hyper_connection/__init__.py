@@ -9,6 +9,7 @@ from deepinfer_plugin.kernels.dispatch import Dispatch
 
 MIX_STREAMS = Dispatch(__name__, "mix_streams", cpu="reference", nvidia="triton_nvidia")
 STREAM_COEFFICIENTS = Dispatch(__name__, "stream_coefficients", cpu="reference", nvidia="triton_nvidia")
+MIX_COLLAPSE_NORM = Dispatch(__name__, "mix_collapse_norm", cpu="reference", nvidia="triton_nvidia")
 COLLAPSE_STREAMS = Dispatch(__name__, "collapse_streams", cpu="reference", nvidia="triton_nvidia")
 
 
@@ -17,7 +18,7 @@ def mix_streams(streams: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb
 
     Args:
         streams: [num_tokens, m, hidden_size], bf16 or fp32.
-        y: [num_tokens, hidden_size], the sub-layer's output.
+        y: [num_tokens, hidden_size], the sub-layer's output; rounded to the dtype of `streams` first.
         post: [num_tokens, m], fp32, of `stream_coefficients` before that sub-layer.
         comb: [num_tokens, m, m], fp32, likewise.
 
@@ -29,15 +30,40 @@ def mix_streams(streams: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb
 
     Source: model specification, section 2.2, step 1.
     """
-    num_tokens, num_streams, hidden_size = _stream_shape("mix_streams", streams)
-    if y.shape != (num_tokens, hidden_size):
-        raise ValueError(f"mix_streams: y must be {[num_tokens, hidden_size]}, got {tuple(y.shape)}")
-    if post.shape != (num_tokens, num_streams) or comb.shape != (num_tokens, num_streams, num_streams):
-        got = f"{tuple(post.shape)} and {tuple(comb.shape)}"
-        raise ValueError(f"mix_streams: post must be [num_tokens, m] and comb [num_tokens, m, m], got {got}")
-    if post.dtype != torch.float32 or comb.dtype != torch.float32:
-        raise ValueError(f"mix_streams: post and comb must be fp32, got {post.dtype} and {comb.dtype}")
+    _check_mix("mix_streams", streams, y, post, comb)
     return MIX_STREAMS(streams, y, post, comb)
+
+
+def mix_collapse_norm(
+    streams: torch.Tensor,
+    y: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    pre_mix: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`mix_streams`, then the next sub-layer's input: `rms_norm` of `collapse_streams` of the mixed streams.
+
+    Args:
+        streams, y, post, comb: as for `mix_streams`.
+        pre_mix: as for `collapse_streams`.
+        weight, eps: [hidden_size], as for `rms_norm`.
+
+    Returns:
+        The mixed streams and [num_tokens, hidden_size], both in the dtype of `streams`, rounded where the three ops
+        round. A row does not depend on the other rows.
+
+    Raises:
+        ValueError: shapes that do not fit, or coefficients that are not fp32.
+
+    Source: model specification, section 2.2, steps 1, 4 and 5.
+    """
+    _check_mix("mix_collapse_norm", streams, y, post, comb)
+    _check_pre_mix("mix_collapse_norm", streams, pre_mix)
+    if weight.shape != streams.shape[2:]:
+        raise ValueError(f"mix_collapse_norm: weight must be [{streams.shape[2]}], got {tuple(weight.shape)}")
+    return MIX_COLLAPSE_NORM(streams, y, post, comb, pre_mix, weight, eps)
 
 
 def stream_coefficients(
@@ -103,11 +129,26 @@ def collapse_streams(streams: torch.Tensor, pre_mix: torch.Tensor) -> torch.Tens
 
     Source: model specification, section 2.2, step 4.
     """
-    num_tokens, num_streams, _ = _stream_shape("collapse_streams", streams)
+    _check_pre_mix("collapse_streams", streams, pre_mix)
+    return COLLAPSE_STREAMS(streams, pre_mix)
+
+
+def _check_mix(op: str, streams: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> None:
+    num_tokens, num_streams, hidden_size = _stream_shape(op, streams)
+    if y.shape != (num_tokens, hidden_size):
+        raise ValueError(f"{op}: y must be {[num_tokens, hidden_size]}, got {tuple(y.shape)}")
+    if post.shape != (num_tokens, num_streams) or comb.shape != (num_tokens, num_streams, num_streams):
+        got = f"{tuple(post.shape)} and {tuple(comb.shape)}"
+        raise ValueError(f"{op}: post must be [num_tokens, m] and comb [num_tokens, m, m], got {got}")
+    if post.dtype != torch.float32 or comb.dtype != torch.float32:
+        raise ValueError(f"{op}: post and comb must be fp32, got {post.dtype} and {comb.dtype}")
+
+
+def _check_pre_mix(op: str, streams: torch.Tensor, pre_mix: torch.Tensor) -> None:
+    num_tokens, num_streams, _ = _stream_shape(op, streams)
     if pre_mix.shape != (num_tokens, num_streams) or pre_mix.dtype != torch.float32:
         got = f"{tuple(pre_mix.shape)} {pre_mix.dtype}"
-        raise ValueError(f"collapse_streams: pre_mix must be {[num_tokens, num_streams]} fp32, got {got}")
-    return COLLAPSE_STREAMS(streams, pre_mix)
+        raise ValueError(f"{op}: pre_mix must be {[num_tokens, num_streams]} fp32, got {got}")
 
 
 def _stream_shape(op: str, streams: torch.Tensor) -> torch.Size:

@@ -4,11 +4,12 @@ from functools import cache
 
 import torch
 
+from deepinfer_plugin.kernels.rms_norm.reference import rms_norm
 from deepinfer_plugin.kernels.row_gemm import row_gemm
 
 
 def mix_streams(streams: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
-    injected = post.unsqueeze(-1) * y.float().unsqueeze(1)  # [num_tokens, m, hidden_size]
+    injected = post.unsqueeze(-1) * y.to(streams.dtype).float().unsqueeze(1)  # [num_tokens, m, hidden_size]
     return torch.baddbmm(injected, comb.mT, streams.float()).to(streams.dtype)
 
 
@@ -33,6 +34,19 @@ def stream_coefficients(
 
 def collapse_streams(streams: torch.Tensor, pre_mix: torch.Tensor) -> torch.Tensor:
     return torch.bmm(pre_mix.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
+
+
+def mix_collapse_norm(
+    streams: torch.Tensor,
+    y: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    pre_mix: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mixed = mix_streams(streams, y, post, comb)
+    return mixed, rms_norm(collapse_streams(mixed, pre_mix), weight, eps)
 
 
 def _doubly_stochastic(logits: torch.Tensor, eps: float, num_iters: int) -> torch.Tensor:

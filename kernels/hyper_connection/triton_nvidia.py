@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 BLOCK = 1024  # channels of a program of the elementwise ops
-CHUNK = 1024  # elements of a piece of the coefficients' sums
+CHUNK = 256  # elements of a piece of the coefficients' sums
+TOKENS = 8  # that a program of those sums takes, where there are many
 
 
 def mix_streams(streams: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
@@ -28,7 +29,7 @@ def _mix_streams(streams, y, post, comb, out, hidden_size, STREAMS: tl.constexpr
     token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < hidden_size
-    injected = tl.load(y + token * hidden_size + channel, inside, 0.0).to(tl.float32)
+    injected = tl.load(y + token * hidden_size + channel, inside, 0.0).to(streams.dtype.element_ty).to(tl.float32)
     first = streams + token * STREAMS * hidden_size + channel
     for j in tl.static_range(STREAMS):
         mixed = tl.load(post + token * STREAMS + j) * injected
@@ -37,6 +38,63 @@ def _mix_streams(streams, y, post, comb, out, hidden_size, STREAMS: tl.constexpr
             mixed += factor * tl.load(first + i * hidden_size, inside, 0.0).to(tl.float32)
         place = out + (token * STREAMS + j) * hidden_size + channel
         tl.store(place, mixed.to(out.dtype.element_ty), inside)
+
+
+def mix_collapse_norm(
+    streams: torch.Tensor,
+    y: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    pre_mix: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    num_tokens, num_streams, hidden_size = streams.shape
+    streams, y = streams.contiguous(), y.contiguous()
+    mixed, hidden = torch.empty_like(streams), torch.empty(y.shape, dtype=streams.dtype, device=streams.device)
+    if mixed.numel():
+        block = triton.next_power_of_2(hidden_size)
+        _mix_collapse_norm[(num_tokens,)](
+            *(streams, y, post.contiguous(), comb.contiguous(), pre_mix.contiguous(), weight, mixed, hidden),
+            *(hidden_size, eps, num_streams, block),
+            num_warps=min(16, max(1, block // 512)),
+        )
+    return mixed, hidden
+
+
+@triton.jit
+def _mix_collapse_norm(
+    streams,
+    y,
+    post,
+    comb,
+    pre_mix,
+    weight,
+    mixed_streams,
+    hidden,
+    hidden_size,
+    eps,
+    STREAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, BLOCK)
+    inside = channel < hidden_size
+    injected = tl.load(y + token * hidden_size + channel, inside, 0.0).to(streams.dtype.element_ty).to(tl.float32)
+    first = streams + token * STREAMS * hidden_size + channel
+    collapsed = tl.zeros([BLOCK], tl.float32)
+    for j in tl.static_range(STREAMS):
+        mixed = tl.load(post + token * STREAMS + j) * injected
+        for i in tl.static_range(STREAMS):  # the same loads for every j, which the compiler does once
+            factor = tl.load(comb + (token * STREAMS + i) * STREAMS + j)
+            mixed += factor * tl.load(first + i * hidden_size, inside, 0.0).to(tl.float32)
+        mixed = mixed.to(streams.dtype.element_ty)
+        tl.store(mixed_streams + (token * STREAMS + j) * hidden_size + channel, mixed, inside)
+        collapsed += tl.load(pre_mix + token * STREAMS + j) * mixed.to(tl.float32)
+    collapsed = collapsed.to(streams.dtype.element_ty).to(tl.float32)
+    factor = tl.rsqrt(tl.sum(collapsed * collapsed) / hidden_size + eps)
+    scaled = collapsed * factor * tl.load(weight + channel, inside, 0.0).to(tl.float32)
+    tl.store(hidden + token * hidden_size + channel, scaled.to(hidden.dtype.element_ty), inside)
 
 
 def collapse_streams(streams: torch.Tensor, pre_mix: torch.Tensor) -> torch.Tensor:
@@ -82,25 +140,46 @@ def stream_coefficients(
     pre, post = torch.empty(num_tokens, m, **options), torch.empty(num_tokens, m, **options)
     comb = torch.empty(num_tokens, m, m, **options)
     if num_tokens:
-        _coefficient_sums[(num_tokens, chunks)](
-            *(streams.contiguous(), fn.contiguous(), sums, width, num_logits, chunks, CHUNK, block)
+        tokens = 1 if num_tokens <= TOKENS else TOKENS
+        _coefficient_sums[(triton.cdiv(num_tokens, tokens), chunks)](
+            *(streams.contiguous(), fn.contiguous(), sums, num_tokens, width, num_logits, chunks, tokens, CHUNK, block),
+            num_warps=4,
         )
         _coefficients[(num_tokens,)](
-            *(sums, scale, base, pre, post, comb, width, chunks, norm_eps, hc_eps, num_iters, m, block), num_warps=1
+            *(sums, scale, base, pre, post, comb, width, chunks, norm_eps, hc_eps, num_iters, m, block),
+            CHUNKS=triton.next_power_of_2(chunks),
+            num_warps=4,
         )
     return pre, post, comb
 
 
 @triton.jit
-def _coefficient_sums(streams, fn, sums, width, num_logits, num_chunks, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """Of one chunk of a row: its product with every row of `fn`, and, one place behind them, its sum of squares."""
-    token, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+def _coefficient_sums(
+    streams,
+    fn,
+    sums,
+    num_tokens,
+    width,
+    num_logits,
+    num_chunks,
+    TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Of one chunk of some rows: its product with every row of `fn`, and, one place behind them, its sum of squares."""
+    chunk = tl.program_id(1)
     element = chunk * CHUNK + tl.arange(0, CHUNK)
-    v = tl.load(streams + token * width + element, element < width, 0.0).to(tl.float32)
-    place = sums + (token * num_chunks + chunk) * BLOCK
-    for row in range(num_logits):
-        tl.store(place + row, tl.sum(v * tl.load(fn + row * width + element, element < width, 0.0)))
-    tl.store(place + num_logits, tl.sum(v * v))
+    logit = tl.arange(0, BLOCK)
+    inside = element < width
+    factors = tl.load(
+        fn + logit[:, None] * width + element[None, :], (logit < num_logits)[:, None] & inside[None, :], 0.0
+    )
+    for n in range(TOKENS):
+        token = (tl.program_id(0) * TOKENS + n).to(tl.int64)
+        present = token < num_tokens
+        v = tl.load(streams + token * width + element, inside & present, 0.0).to(tl.float32)[None, :]
+        products = tl.sum(v * tl.where((logit == num_logits)[:, None], v, factors), 1)
+        tl.store(sums + (token * num_chunks + chunk) * BLOCK + logit, products, present)
 
 
 @triton.jit
@@ -118,18 +197,18 @@ def _coefficients(
     num_iters,
     M: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     stream = tl.arange(0, M)
     square = 2 * M + stream[:, None] * M + stream[None, :]
-    a, b = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)
-    c, squares = tl.zeros([M, M], tl.float32), 0.0
-    for chunk in range(num_chunks):
-        place = sums + (token * num_chunks + chunk) * BLOCK
-        a += tl.load(place + stream)
-        b += tl.load(place + M + stream)
-        c += tl.load(place + square)
-        squares += tl.load(place + 2 * M + M * M)
+    chunk = tl.arange(0, CHUNKS)
+    there = chunk < num_chunks
+    place = sums + (token * num_chunks + chunk) * BLOCK
+    a = tl.sum(tl.load(place[:, None] + stream[None, :], there[:, None], 0.0), 0)
+    b = tl.sum(tl.load(place[:, None] + M + stream[None, :], there[:, None], 0.0), 0)
+    c = tl.sum(tl.load(place[:, None, None] + square[None, :, :], there[:, None, None], 0.0), 0)
+    squares = tl.sum(tl.load(place + 2 * M + M * M, there, 0.0), 0)
     factor = tl.rsqrt(squares / width + norm_eps)
     a = a * factor * tl.load(scale) + tl.load(base + stream)
     b = b * factor * tl.load(scale + 1) + tl.load(base + M + stream)

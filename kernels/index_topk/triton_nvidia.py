@@ -140,12 +140,9 @@ def _score(
             return
         entry = place.to(tl.int64)
     else:
-        block = tl.load(candidates + token * candidate_row + place // BLOCK_SIZE, place < num_places, -1).to(tl.int64)
-        if tl.max(block, 0) < 0:
-            tl.store(
-                scores + token * num_places + place, tl.full([KEYS], -float("inf"), tl.float32), place < num_places
-            )
+        if tl.program_id(1) * KEYS >= (visible + BLOCK_SIZE - 1) // BLOCK_SIZE * BLOCK_SIZE:
             return
+        block = tl.load(candidates + token * candidate_row + place // BLOCK_SIZE, place < num_places, -1).to(tl.int64)
         entry = tl.where(block < 0, visible, block * BLOCK_SIZE + place % BLOCK_SIZE)
     present = (entry < visible) & (place < num_places)
     page = tl.load(table + tl.load(request_ids + token) * table_row + entry // states_per_block, present, 0)
@@ -246,17 +243,19 @@ def _select(
 ):
     """Find the rank that divides the chosen from the others, a byte at a time; then write what is above it."""
     row = tl.program_id(0).to(tl.int64)
-    places = num_places
-    if candidates is None:
-        places = tl.minimum(tl.load(num_visible + row), num_places).to(tl.int32)
+    # candidate blocks ascend and have a visible entry each: places behind that many hold nothing
+    visible = tl.load(num_visible + row)
+    visible_places = (visible + BLOCK_SIZE - 1) // BLOCK_SIZE * BLOCK_SIZE
+    places = tl.minimum(visible_places, num_places).to(tl.int32)
     scores += row * num_places
     digit_values = tl.arange(0, 256)
     threshold, wanted = 0, count
+    searched = tl.where(places > count, places, 0)  # nothing to search for where all are chosen
     for byte in tl.static_range(4):
         shift = 24 - 8 * byte
         known = 0 if byte == 0 else -(256 << (24 - 8 * byte))  # the bytes above: the threshold's are known
         histogram = tl.zeros([256], tl.int32)
-        for first in range(0, places, BLOCK):
+        for first in range(0, searched, BLOCK):
             place = first + tl.arange(0, BLOCK)
             score = tl.load(scores + place, place < places, -float("inf"))
             rank = _rank(score)
@@ -269,6 +268,7 @@ def _select(
         digit = tl.max(tl.where(at_least >= wanted, digit_values, 0))
         wanted -= tl.sum(tl.where(digit_values > digit, histogram, 0))
         threshold = threshold | (digit << shift)
+    threshold = tl.where(places > count, threshold, 0)
     written, equal_seen = 0, 0
     signed_threshold = threshold ^ -0x80000000
     for first in range(0, places, BLOCK):

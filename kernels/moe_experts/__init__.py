@@ -17,6 +17,7 @@ def moe_experts(
     expert_start: int,
     limit: float,
     round_input: bool,
+    added: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sum ``w2 @ round(swiglu(w13 @ round(x)) * weight)`` over every token's chosen local experts.
 
@@ -33,6 +34,7 @@ def moe_experts(
         expert_start: id of the first local expert.
         limit: `swiglu_limit` of the checkpoint's config, > 0.
         round_input: round the inputs of both products to FP8; False = for debugging.
+        added: [num_tokens, hidden_size], fp32, added to the sum, last: the shared expert's output, say.
 
     Returns:
         [num_tokens, hidden_size], fp32: this rank's partial sum, not rounded. A row does not depend on the other rows.
@@ -60,6 +62,8 @@ def moe_experts(
     for weight in (w13, w2):
         if isinstance(weight, torch.Tensor) and weight.dtype != torch.float32:
             raise ValueError(f"moe_experts: w13 and w2 must be fp32 or packed FP4, got {weight.dtype}")
+    if added is not None and (added.shape != x.shape or added.dtype != torch.float32):
+        raise ValueError(f"moe_experts: added must be fp32 {tuple(x.shape)}, got {added.dtype} {tuple(added.shape)}")
     if limit <= 0:
         raise ValueError(f"moe_experts: limit must be positive, got {limit}")
-    return TABLE(x, w13, w2, topk_ids, topk_weights, expert_start, limit, round_input)
+    return TABLE(x, w13, w2, topk_ids, topk_weights, expert_start, limit, round_input, added)

@@ -4,6 +4,7 @@ A product sees the rows of one expert, in tiles, and always the same shape.
 """
 
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -14,7 +15,13 @@ from deepinfer_plugin.kernels.row_gemm import TILE_SIZE, tile_gemm
 from deepinfer_plugin.kernels.swiglu import swiglu
 
 
-def moe_experts(
+def moe_experts(*args: Any) -> torch.Tensor:
+    *operands, added = args
+    routed = _routed(*operands)
+    return routed if added is None else routed + added
+
+
+def _routed(
     x: torch.Tensor,
     w13: torch.Tensor | Fp4Weight,
     w2: torch.Tensor | Fp4Weight,

@@ -38,13 +38,14 @@ def moe_experts(
     expert_start: int,
     limit: float,
     round_input: bool,
+    added: torch.Tensor | None,
 ) -> torch.Tensor:
     if not (isinstance(w13, Fp4Weight) and isinstance(w2, Fp4Weight) and round_input):
         raise NotImplementedError("moe_experts: in Triton experts must be packed FP4 and their inputs rounded to FP8")
     (num_tokens, hidden_size), (num_experts, _, width), top_k = x.shape, w2.shape, topk_ids.shape[1]
     out = torch.empty(num_tokens, hidden_size, dtype=torch.float32, device=x.device)
     if num_experts == 0 or topk_ids.numel() == 0:
-        return out.zero_()
+        return out.zero_() if added is None else out.copy_(added)
     num_pairs = num_tokens * top_k
     tokens = min(MAX_TOKENS, max(16, triton.next_power_of_2(num_pairs // num_experts + 1)))
     tile_pairs, tile_experts = pairs_in_tiles(topk_ids.flatten(), expert_start, num_experts, tokens)
@@ -72,7 +73,7 @@ def moe_experts(
         num_stages=stages,
     )
     _sum_pairs[(num_tokens, triton.cdiv(hidden_size, SUM_BLOCK))](
-        *(products, topk_ids, out, expert_start, num_experts, hidden_size, top_k, SUM_BLOCK)
+        *(products, topk_ids, added, out, expert_start, num_experts, hidden_size, top_k, SUM_BLOCK)
     )
     return out
 
@@ -197,9 +198,9 @@ def _down(
 
 @triton.jit
 def _sum_pairs(
-    products, topk_ids, out, expert_start, num_experts, hidden_size, TOP_K: tl.constexpr, BLOCK: tl.constexpr
+    products, topk_ids, added, out, expert_start, num_experts, hidden_size, TOP_K: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """A token's products of local experts, added in the order of its ids."""
+    """A token's products of local experts, added in the order of its ids, and then what is `added`."""
     token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
@@ -208,4 +209,6 @@ def _sum_pairs(
         local = (expert >= 0) & (expert < num_experts)
         pair = products + (token * TOP_K + k) * hidden_size + channel
         total += tl.load(pair, local & (channel < hidden_size), 0.0)
+    if added is not None:
+        total += tl.load(added + token * hidden_size + channel, channel < hidden_size, 0.0)
     tl.store(out + token * hidden_size + channel, total, channel < hidden_size)

@@ -2,7 +2,11 @@
 
 import torch
 from torch import nn
-from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_reduce,
+)
 from vllm.model_executor.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 
 from deepinfer_plugin.kernels.fake_quant import round_fp8
@@ -19,7 +23,6 @@ from deepinfer_plugin.model_executor.layers.indexer import Indexer, Selection
 from deepinfer_plugin.model_executor.layers.linear import (
     LinearFormat,
     PackedByLayer,
-    all_reduce_rounded,
     fp8_parameters,
     ready_for_kernels,
     weight_dtype,
@@ -58,7 +61,7 @@ class Attention(nn.Module):
         self.window, self.scale = shape.sliding_window, d**-0.5
         self.ratio = shape.ratio(layer)
 
-        fp8 = LinearFormat(is_fp8=True, packed=packed)
+        fp8 = LinearFormat(is_fp8=True, round_input=rounding.activations, packed=packed)
         partial = LinearFormat(is_fp8=True, round_input=rounding.activations, out_dtype=torch.float32, packed=packed)
         options = {"bias": False, "return_bias": False}
         self.wqkv_a = ReplicatedLinear(
@@ -100,7 +103,7 @@ class Attention(nn.Module):
         # a tuple: the source is another layer's module, not a child of this one
         self._source = tuple([] if source is None else [compressors[source]])
         if kind in ("full", "reindex"):
-            self.indexer = Indexer(shape, layer, self._source[0], rounding.kv, packed, f"{prefix}.indexer")
+            self.indexer = Indexer(shape, layer, self._source[0], rounding, packed, f"{prefix}.indexer")
         self.owns_entries, self.selects = kind == "full", kind in ("full", "reindex")
 
     def load_shard(self, parameter: nn.Parameter, weight: torch.Tensor) -> None:
@@ -116,10 +119,13 @@ class Attention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, step: Step | None, rotation: Rotation, selection: Selection
     ) -> torch.Tensor:
-        """[num_tokens, hidden_size] -> the same. Without a step (profiling) the caches are neither read nor written."""
+        """[num_tokens, hidden_size] -> the same in fp32, not rounded.
+
+        Without a step (profiling) the caches are neither read nor written.
+        """
         cos_sin = rotation.of(self.ratio)
-        query_latent, kv = self.wqkv_a(self._rounded(hidden_states)).split((self.q_lora_rank, self.head_dim), dim=1)
-        query_latent = self._rounded(rms_norm(query_latent, self.q_norm, self.eps))
+        query_latent, kv = self.wqkv_a(hidden_states).split((self.q_lora_rank, self.head_dim), dim=1)
+        query_latent = rms_norm(query_latent, self.q_norm, self.eps)
         query = rope(self.wq_b(query_latent).view(-1, self.num_heads, self.head_dim), cos_sin)
         kv = rope(rms_norm(kv, self.kv_norm, self.eps).unsqueeze(1), cos_sin).squeeze(1)
         if self.rounding.before_the_store:
@@ -146,10 +152,7 @@ class Attention(nn.Module):
 
     def _project(self, attended: torch.Tensor) -> torch.Tensor:
         """Grouped low-rank output projection. attended: [num_tokens, num_heads, head_dim]."""
-        grouped = self._rounded(attended).reshape(attended.shape[0], self.num_groups, -1)
+        grouped = attended.reshape(attended.shape[0], self.num_groups, -1)
         weight = self.packed_wo_a if self.packed else self.wo_a
-        low_rank = grouped_linear(grouped, weight, attended.dtype).flatten(1)
-        return all_reduce_rounded(self.wo_b(low_rank), attended.dtype)
-
-    def _rounded(self, x: torch.Tensor) -> torch.Tensor:
-        return round_fp8(x) if self.rounding.activations else x
+        low_rank = grouped_linear(grouped, weight, self.rounding.activations, attended.dtype).flatten(1)
+        return tensor_model_parallel_all_reduce(self.wo_b(low_rank))

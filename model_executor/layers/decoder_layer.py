@@ -48,7 +48,7 @@ class DecoderLayer(nn.Module):
     ) -> None:
         """Advance `state` by one layer."""
         if self.has_engram:
-            state.streams = self.engram(state.streams, class_ids, is_image)
+            state.streams = self.engram(state.mixed(), class_ids, is_image)
         hidden_states, coefficients = self.attn_hc.before(state)
         self.attn_hc.after(state, self.attn(hidden_states, step, rotation, selection), coefficients)
         hidden_states, coefficients = self.ffn_hc.before(state)

@@ -5,7 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from deepinfer_plugin.kernels.hyper_connection import collapse_streams, mix_streams, stream_coefficients
+from deepinfer_plugin.kernels.hyper_connection import (
+    collapse_streams,
+    mix_collapse_norm,
+    mix_streams,
+    stream_coefficients,
+)
 from deepinfer_plugin.kernels.rms_norm import rms_norm
 from deepinfer_plugin.model_executor.models.shape import ModelShape
 
@@ -14,11 +19,13 @@ from deepinfer_plugin.model_executor.models.shape import ModelShape
 class StreamState:
     """What travels from sub-layer to sub-layer, per row.
 
-    streams: [num_tokens, hc_mult, hidden_size]; read_out: fp32 [num_tokens, hc_mult], the previous sub-layer's `pre`.
+    streams: [num_tokens, hc_mult, hidden_size]; read_out: fp32 [num_tokens, hc_mult], the previous sub-layer's `pre`;
+    output: what is to be mixed into `streams` and with which coefficients, until somebody needs them mixed.
     """
 
     streams: torch.Tensor
     read_out: torch.Tensor
+    output: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
     @classmethod
     def start(cls, embedding: torch.Tensor, hc_mult: int) -> "StreamState":
@@ -27,9 +34,19 @@ class StreamState:
         read_out[:, 0] = 1
         return cls(embedding.unsqueeze(1).repeat(1, hc_mult, 1), read_out)
 
-    def collapse(self) -> torch.Tensor:
-        """The streams read out by the last sub-layer's `pre`: [num_tokens, hidden_size]."""
-        return collapse_streams(self.streams, self.read_out)
+    def mixed(self) -> torch.Tensor:
+        """The streams, with the last sub-layer's output in them."""
+        if self.output is not None:
+            self.streams, self.output = mix_streams(self.streams, *self.output), None
+        return self.streams
+
+    def normalised(self, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """The streams read out by the last sub-layer's `pre`, normalised: [num_tokens, hidden_size]."""
+        if self.output is None:
+            return rms_norm(collapse_streams(self.streams, self.read_out), weight, eps)
+        self.streams, hidden = mix_collapse_norm(self.streams, *self.output, self.read_out, weight, eps)
+        self.output = None
+        return hidden
 
 
 class HyperConnection(nn.Module):
@@ -52,14 +69,13 @@ class HyperConnection(nn.Module):
 
         Replaces `state.read_out` by this sub-layer's `pre`, for the next one.
         """
-        pre, post, comb = stream_coefficients(
+        hidden_states = state.normalised(self.norm, self.norm_eps)
+        state.read_out, post, comb = stream_coefficients(
             state.streams, self.fn, self.scale, self.base, self.norm_eps, self.hc_eps, self.num_iters
         )
-        hidden_states = rms_norm(state.collapse(), self.norm, self.norm_eps)
-        state.read_out = pre
         return hidden_states, (post, comb)
 
     @staticmethod
     def after(state: StreamState, output: torch.Tensor, coefficients: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Mix the sub-layer's output [num_tokens, hidden_size] into `state.streams`."""
-        state.streams = mix_streams(state.streams, output, *coefficients)
+        """Mix the sub-layer's output [num_tokens, hidden_size], rounded to the streams' dtype, into the streams."""
+        state.output = (output, *coefficients)

@@ -14,6 +14,7 @@ from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.layers.compressor import Compressor
 from deepinfer_plugin.model_executor.layers.linear import LinearFormat, weight_dtype
 from deepinfer_plugin.model_executor.layers.rotary import Rotation
+from deepinfer_plugin.model_executor.layers.rounding import Rounding
 from deepinfer_plugin.model_executor.models.shape import ModelShape
 
 
@@ -33,12 +34,12 @@ class Indexer(nn.Module):
     """Weights: `wq_b` (FP8) and `weights_proj`. Replicated over ranks. Source: model specification, section 2.6."""
 
     def __init__(
-        self, shape: ModelShape, layer: int, source: Compressor, kv_rounding: bool, packed: bool, prefix: str
+        self, shape: ModelShape, layer: int, source: Compressor, rounding: Rounding, packed: bool, prefix: str
     ) -> None:
         super().__init__()
         heads, width = shape.index_n_heads, shape.index_head_dim
         self.num_heads, self.head_dim, self.topk = heads, width, shape.index_topk
-        self.ratio, self.kv_rounding = shape.ratio(layer), kv_rounding
+        self.ratio, self.kv_rounding = shape.ratio(layer), rounding.kv
         self.publishes = layer == shape.candidate_source_layer_id
         self.restricted = shape.searches_candidates(layer)
         self.num_blocks, self.block_size = shape.candidate_topk_blocks, shape.candidate_block_size
@@ -46,7 +47,7 @@ class Indexer(nn.Module):
             shape.q_lora_rank,
             heads * width,
             bias=False,
-            quant_config=LinearFormat(is_fp8=True, packed=packed),
+            quant_config=LinearFormat(is_fp8=True, round_input=rounding.activations, packed=packed),
             prefix=f"{prefix}.wq_b",
             return_bias=False,
         )
@@ -64,7 +65,7 @@ class Indexer(nn.Module):
     ) -> None:
         """Set `selection.entries`, and on the candidate source `selection.candidate_blocks`.
 
-        query_latent: [num_tokens, q_lora_rank], rounded for an FP8 product; hidden_states: [num_tokens, hidden_size].
+        query_latent: [num_tokens, q_lora_rank]; hidden_states: [num_tokens, hidden_size].
         """
         query = self.wq_b(query_latent).view(-1, self.num_heads, self.head_dim)
         query = rope(query, rotation.scaled)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.parameter import ModelWeightParameter
@@ -172,8 +171,3 @@ class PackedByLayer(QuantizeMethodBase):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         layer.pack_weights()
-
-
-def all_reduce_rounded(partial_sum: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Sum fp32 partial results over the tensor-parallel ranks and round once to `dtype`."""
-    return tensor_model_parallel_all_reduce(partial_sum).to(dtype)

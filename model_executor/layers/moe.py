@@ -6,10 +6,10 @@ from vllm.distributed import (
     get_ep_group,
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_reduce,
 )
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 
-from deepinfer_plugin.kernels.fake_quant import round_fp8
 from deepinfer_plugin.kernels.linear import linear
 from deepinfer_plugin.kernels.moe_experts import moe_experts
 from deepinfer_plugin.kernels.moe_gate import moe_gate
@@ -19,7 +19,6 @@ from deepinfer_plugin.kernels.swiglu import swiglu
 from deepinfer_plugin.model_executor.layers.linear import (
     LinearFormat,
     PackedByLayer,
-    all_reduce_rounded,
     fp4_parameters,
     ready_for_kernels,
     weight_dtype,
@@ -125,7 +124,9 @@ class MoE(nn.Module):
         self.gate_up_proj = MergedColumnParallelLinear(
             shape.hidden_size,
             [width, width],
-            quant_config=LinearFormat(is_fp8=True, out_dtype=torch.float32, packed=packed),
+            quant_config=LinearFormat(
+                is_fp8=True, round_input=round_activations, out_dtype=torch.float32, packed=packed
+            ),
             prefix=f"{prefix}.shared_experts.gate_up_proj",
             **options,
         )
@@ -141,11 +142,8 @@ class MoE(nn.Module):
         )
 
     def forward(self, hidden_states: torch.Tensor, is_image: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden_size] -> the same. is_image: bool [num_tokens]."""
+        """[num_tokens, hidden_size] -> fp32, not rounded. is_image: bool [num_tokens]."""
         topk_ids, topk_weights = self.gate(hidden_states, is_image)
-        x = round_fp8(hidden_states) if self.round_activations else hidden_states
-        routed = moe_experts(
-            x, *self.experts.weights(), topk_ids, topk_weights, self.experts.start, self.limit, self.round_activations
-        )
-        shared = self.down_proj(swiglu(self.gate_up_proj(x), self.limit))
-        return all_reduce_rounded(routed + shared, hidden_states.dtype)
+        shared = self.down_proj(swiglu(self.gate_up_proj(hidden_states), self.limit))
+        routed = (topk_ids, topk_weights, self.experts.start, self.limit, self.round_activations)
+        return tensor_model_parallel_all_reduce(moe_experts(hidden_states, *self.experts.weights(), *routed, shared))

@@ -13,7 +13,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.sequence import IntermediateTensors
 
 from deepinfer_plugin.kernels.dispatch import force
-from deepinfer_plugin.kernels.rms_norm import rms_norm
 from deepinfer_plugin.kernels.target import current_target
 from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.config import DeepInferConfig
@@ -95,7 +94,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         state, selection = StreamState.start(embedding, self.shape.hc_mult), Selection()
         for layer in self.layers:
             layer(state, step, rotation, selection, class_ids, is_image)
-        return rms_norm(state.collapse(), self.norm, self.shape.rms_norm_eps)
+        return state.normalised(self.norm, self.shape.rms_norm_eps)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """[num_rows, hidden_size] -> fp32 [num_rows, vocab_size]; None on ranks that do not sample."""

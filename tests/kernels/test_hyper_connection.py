@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from deepinfer_plugin.kernels.hyper_connection import collapse_streams, mix_streams, stream_coefficients
+from deepinfer_plugin.kernels.hyper_connection import (
+    collapse_streams,
+    mix_collapse_norm,
+    mix_streams,
+    stream_coefficients,
+)
+from deepinfer_plugin.kernels.rms_norm import rms_norm
 from tests.kernels.row_subsets import NUM_ROWS, assert_rows_are_independent
 
 M, NORM_EPS, HC_EPS, NUM_ITERS = 4, 1e-20, 1e-6, 20
@@ -107,6 +113,30 @@ def test_mix_takes_the_source_from_the_row_of_comb(device: str) -> None:
     assert mix_streams(streams, y, post, comb).flatten().tolist() == [300.0, 421.0]
 
 
+def test_mix_rounds_the_output_of_the_sub_layer_first(device: str) -> None:
+    streams, comb = torch.zeros(1, 2, 1, device=device).bfloat16(), torch.zeros(1, 2, 2, device=device)
+    y, post = torch.tensor([[1 + 2**-8 + 2**-12]], device=device), torch.tensor([[2**-8, 1.0]], device=device)
+    assert mix_streams(streams, y, post, comb).flatten().tolist() == [2**-8 * (1 + 2**-7), 1 + 2**-7]
+
+
+@pytest.mark.parametrize("dtype", HALF_UNIT, ids=str)
+@pytest.mark.parametrize("num_tokens", NUM_ROWS)
+@pytest.mark.parametrize("m, hidden_size", [(4, 128), (4, 7), (2, 33)])
+def test_mix_collapse_norm_is_the_three_ops(
+    num_tokens: int, m: int, hidden_size: int, dtype: torch.dtype, device: str
+) -> None:
+    streams = torch.randn(num_tokens, m, hidden_size, device=device).to(dtype)
+    y, weight = torch.randn(num_tokens, hidden_size, device=device), torch.randn(hidden_size, device=device).to(dtype)
+    post, comb = torch.rand(num_tokens, m, device=device), torch.rand(num_tokens, m, m, device=device)
+    pre_mix = torch.rand(num_tokens, m, device=device)
+    mixed, hidden = mix_collapse_norm(streams, y, post, comb, pre_mix, weight, 1e-6)
+    assert torch.allclose(mixed.double(), mix_streams(streams, y, post, comb).double(), rtol=2**-7, atol=1e-6)
+    want = rms_norm(collapse_streams(mixed, pre_mix), weight, 1e-6)
+    assert hidden.dtype == mixed.dtype == dtype
+    # sums of one row may run in another order: a few units of fp32, or the next bf16 number, before and after the norm
+    assert torch.allclose(hidden.double(), want.double(), rtol=2**-6 if dtype == torch.bfloat16 else 2**-18, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", HALF_UNIT, ids=str)
 @pytest.mark.parametrize("num_tokens", NUM_ROWS)
 @pytest.mark.parametrize("m, hidden_size", [(4, 128), (4, 7), (2, 33)])
@@ -150,6 +180,8 @@ def test_rows_are_independent(hidden_size: int, dtype: torch.dtype, device: str)
     assert_rows_are_independent(lambda x: stream_coefficients(x, *args), streams)
     assert_rows_are_independent(mix_streams, streams, y, post, comb)
     assert_rows_are_independent(collapse_streams, streams, post)
+    weight = torch.ones(hidden_size, device=device, dtype=dtype)
+    assert_rows_are_independent(lambda *rows: mix_collapse_norm(*rows, weight, 1e-6), streams, y, post, comb, post)
 
 
 def test_refuse(device: str) -> None:

@@ -52,7 +52,7 @@ def test_fp8_products_equal_float64(n: int, k: int, num_tokens: int, dtype: torc
 @pytest.mark.parametrize("num_tokens", [1, 20])
 def test_fp8_groups_equal_float64(num_tokens: int, device: str) -> None:
     x, weight = round_fp8(torch.randn(num_tokens, 3, 64, device=device).bfloat16()), fp8_weight(3 * 96, 64, device)
-    got = grouped_linear(x, weight, torch.float32)
+    got = grouped_linear(x, weight, False, torch.float32)
     for group, rows in enumerate(weight.decoded().split(96)):
         assert_is_product(got[:, group], x[:, group], rows)
 
