@@ -4,7 +4,6 @@ A product sees the rows of one expert, in tiles, and always the same shape.
 """
 
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -15,9 +14,18 @@ from deepinfer_plugin.kernels.row_gemm import TILE_SIZE, tile_gemm
 from deepinfer_plugin.kernels.swiglu import swiglu
 
 
-def moe_experts(*args: Any) -> torch.Tensor:
-    *operands, added = args
-    routed = _routed(*operands)
+def moe_experts(
+    x: torch.Tensor,
+    w13: torch.Tensor | Fp4Weight,
+    w2: torch.Tensor | Fp4Weight,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    expert_start: int,
+    limit: float,
+    round_input: bool,
+    added: torch.Tensor | None = None,
+) -> torch.Tensor:
+    routed = _routed(x, w13, w2, topk_ids, topk_weights, expert_start, limit, round_input)
     return routed if added is None else routed + added
 
 

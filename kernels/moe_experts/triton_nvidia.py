@@ -38,7 +38,7 @@ def moe_experts(
     expert_start: int,
     limit: float,
     round_input: bool,
-    added: torch.Tensor | None,
+    added: torch.Tensor | None = None,
 ) -> torch.Tensor:
     if not (isinstance(w13, Fp4Weight) and isinstance(w2, Fp4Weight) and round_input):
         raise NotImplementedError("moe_experts: in Triton experts must be packed FP4 and their inputs rounded to FP8")

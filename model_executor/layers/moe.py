@@ -103,8 +103,8 @@ class Experts(nn.Module):
         return self.packed_weights if self.packed else (self.w13, self.w2)
 
     def pack_weights(self) -> None:
-        pairs = ((self.w13, self.w13_sf), (self.w2, self.w2_sf))
-        self.packed_weights = tuple(ready_for_kernels(Fp4Weight(codes.data, sf.data)) for codes, sf in pairs)
+        w13, w2 = Fp4Weight(self.w13.data, self.w13_sf.data), Fp4Weight(self.w2.data, self.w2_sf.data)
+        self.packed_weights = ready_for_kernels(w13), ready_for_kernels(w2)
 
 
 class MoE(nn.Module):
