@@ -222,24 +222,26 @@ def _packed_matmul(
     word_rows = words + weight_row[:, None] * words_row + word[None, :]
     sf_rows = sf + weight_row // 32 * sf_row
     x_rows = x + token[:, None] * x_token + group * x_group + word[None, :]
-    total = tl.zeros([ROWS, TOKENS], tl.float32)
-    first, last = (tl.program_id(2), tl.program_id(2) + 1) if SPLIT else (0, PIECES)
-    for piece in range(first, last):
-        part = tl.zeros([ROWS, TOKENS], tl.float32)
-        for block in range(piece * PIECE, tl.minimum((piece + 1) * PIECE, blocks)):
-            if WHOLE:
-                tile = tl.load(word_rows + block * (BLOCK // 8), row_present[:, None], 0)
-                scales = tl.load(sf_rows + block, row_present, 0)
-            else:
-                inside = (block * (BLOCK // 8) + word) * 8 < depth
-                tile = tl.load(word_rows + block * (BLOCK // 8), row_present[:, None] & inside[None, :], 0)
-                scales = load_scales(sf_rows, block, depth // 32, row_present)
-            operands = phases(tile, factor_words(scales, FP8_BIAS), False)
-            for phase in tl.static_range(8):
-                place = x_rows + block * BLOCK + phase * (BLOCK // 8)
-                factor = tl.load(place, token_present[:, None], 0.0)
-                part = tl.dot(operands[phase], tl.trans(factor), part)
-        total += part
+    first = tl.program_id(2) * PIECE if SPLIT else 0
+    last = tl.minimum(first + PIECE, blocks) if SPLIT else blocks
+    total, part = tl.zeros([ROWS, TOKENS], tl.float32), tl.zeros([ROWS, TOKENS], tl.float32)
+    for block in range(first, last):
+        if WHOLE:
+            tile = tl.load(word_rows + block * (BLOCK // 8), row_present[:, None], 0)
+            scales = tl.load(sf_rows + block, row_present, 0)
+        else:
+            inside = (word + block * (BLOCK // 8)) * 8 < depth
+            tile = tl.load(word_rows + block * (BLOCK // 8), row_present[:, None] & inside[None, :], 0)
+            scales = load_scales(sf_rows, block, depth // 32, row_present)
+        operands = phases(tile, factor_words(scales, FP8_BIAS), False)
+        for phase in tl.static_range(8):
+            factor = tl.load(x_rows + block * BLOCK + phase * (BLOCK // 8), token_present[:, None], 0.0)
+            part = tl.dot(operands[phase], tl.trans(factor), part)
+        if not SPLIT and PIECES > 1:
+            ends = (block + 1) % PIECE == 0
+            total += tl.where(ends, part, 0.0)
+            part = tl.where(ends, 0.0, part)
+    total += part
     place = (token[None, :] * groups + group) * columns + row[:, None]
     present = row_present[:, None] & token_present[None, :]
     if SPLIT:

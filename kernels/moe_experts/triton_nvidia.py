@@ -24,7 +24,6 @@ from deepinfer_plugin.kernels.triton_phases import (
     place_of,
 )
 
-ROWS = 64  # of weights in a tile
 MAX_TOKENS = 128  # of a tile
 SUM_BLOCK = 1024
 
@@ -52,30 +51,40 @@ def moe_experts(
     inputs = in_phases(x, round_to_fp8=True)
     activation = Phased.empty(num_pairs, depth=width, device=x.device)
     products = x.new_empty(num_pairs, hidden_size, dtype=torch.float32)
-    stages = 4 if tokens <= 32 else 3
-    _gate_up[(len(tile_experts), triton.cdiv(width, ROWS))](
+    rows, warps, stages = gate_up_tile(tokens)
+    _gate_up[(len(tile_experts), triton.cdiv(width, rows))](
         *(inputs.values, *_words(w13), topk_weights, activation.values, tile_pairs, tile_experts, num_pairs, width),
         *(hidden_size, num_blocks(hidden_size), limit, top_k, inputs.values.stride(0), activation.values.stride(0)),
         WHOLE=hidden_size % BLOCK.value == 0,
         TOKENS=tokens,
-        ROWS=ROWS,
-        num_warps=4,
+        ROWS=rows,
+        num_warps=warps,
         num_stages=stages,
     )
-    rows = ROWS if tokens <= 64 else 2 * ROWS  # 64 rows for four warps: more warps would share rows through memory
+    rows, warps, stages = down_tile(tokens)
     _down[(len(tile_experts), triton.cdiv(hidden_size, rows))](
         *(activation.values, *_words(w2), products, tile_pairs, tile_experts, num_pairs, hidden_size, width),
         *(num_blocks(width), activation.values.stride(0)),
         WHOLE=width % BLOCK.value == 0,
         TOKENS=tokens,
         ROWS=rows,
-        num_warps=rows // 16,
+        num_warps=warps,
         num_stages=stages,
     )
     _sum_pairs[(num_tokens, triton.cdiv(hidden_size, SUM_BLOCK))](
         *(products, topk_ids, added, out, expert_start, num_experts, hidden_size, top_k, SUM_BLOCK)
     )
     return out
+
+
+def gate_up_tile(tokens: int) -> tuple[int, int, int]:
+    """Gate rows of a program (and as many up rows), its warps and its stages."""
+    return 64, 4, 4 if tokens <= 32 else 3
+
+
+def down_tile(tokens: int) -> tuple[int, int, int]:
+    """Weight rows of a program, its warps and its stages. 64 rows take at most four warps: more would share rows."""
+    return (64, 4, 4 if tokens <= 32 else 3) if tokens <= 64 else (128, 8, 3)
 
 
 def _words(weight: Fp4Weight) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,7 +153,7 @@ def _gate_up(
             up = tl.dot(ups[phase], tl.trans(factor), up)
     weight = tl.load(topk_weights + pair, present, 0.0)
     value = clamped_swiglu(gate, up, limit) * weight[None, :]
-    tl.static_assert(ROWS == 64, "two groups of 32 channels share an FP8 scale each")
+    tl.static_assert(ROWS <= 64, "one or two groups of 32 channels share an FP8 scale each")
     is_first = (tl.arange(0, ROWS) < 32)[:, None]
     first = tl.max(tl.where(is_first, tl.abs(value), 0.0), 0)
     second = tl.max(tl.where(is_first, 0.0, tl.abs(value)), 0)
