@@ -238,9 +238,9 @@ def _packed_matmul(
             factor = tl.load(x_rows + block * BLOCK + phase * (BLOCK // 8), token_present[:, None], 0.0)
             part = tl.dot(operands[phase], tl.trans(factor), part)
         if not SPLIT and PIECES > 1:
-            ends = (block + 1) % PIECE == 0
-            total += tl.where(ends, part, 0.0)
-            part = tl.where(ends, 0.0, part)
+            if (block + 1) % PIECE == 0:
+                total += part
+                part = tl.zeros([ROWS, TOKENS], tl.float32)
     total += part
     place = (token[None, :] * groups + group) * columns + row[:, None]
     present = row_present[:, None] & token_present[None, :]
