@@ -14,14 +14,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
     tiny = commands.add_parser("tiny", help="write a tiny V4.1 checkpoint with random or trained weights")
     tiny.add_argument("folder", type=Path, metavar="DIR")
-    kind = tiny.add_mutually_exclusive_group()
-    kind.add_argument("--trained", action="store_true", help="the trained one of this package, 17 MB")
-    kind.add_argument("--seed", type=int, default=0, help="of random weights; equal seeds give equal bytes")
+    tiny.add_argument("--trained", action="store_true", help="the trained one of this package, 17 MB")
+    tiny.add_argument("--size", choices=["tiny", "parity"], help="of random weights; parity: heads for GPU kernels")
+    tiny.add_argument("--seed", type=int, help="of random weights; equal seeds give equal bytes")
 
     doctor = commands.add_parser("doctor", help="who would serve V4.1 here, and how; exit status 1 if not us")
     doctor.add_argument("--model", help="folder or name whose configuration is asked; default: the tiny one")
     doctor.add_argument("--json", action="store_true", help="for programs")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.command == "tiny" and args.trained and (args.size is not None or args.seed is not None):
+        tiny.error("--trained: not allowed with argument --size or --seed, which random weights have")
+    return args
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,12 +36,13 @@ def main(arguments: list[str] | None = None) -> int:
             if args.trained:
                 write_trained(args.folder)
             else:
-                write_tiny(args.folder, args.seed)
+                write_tiny(args.folder, args.seed or 0, args.size or "tiny")
         except (ValueError, OSError) as error:
             sys.stderr.write(f"deepinfer-plugin tiny: {error}\n")
             return 1
         sys.stdout.write(
-            f"wrote a tiny V4.1 checkpoint with {'trained' if args.trained else 'random'} weights to {args.folder}\n"
+            f"wrote a {args.size or 'tiny'} V4.1 checkpoint with {'trained' if args.trained else 'random'} weights "
+            f"to {args.folder}\n"
         )
         return 0
 

@@ -47,6 +47,11 @@ def current_target() -> Target:
     raise NotImplementedError(f"target: no kernels for {device.type}, only for {', '.join(t.value for t in Target)}")
 
 
+def shared_memory_bytes() -> int:
+    """What a program may use of an NVIDIA GPU's shared memory; without one, what the smallest of them have."""
+    return {80: 163, 90: 227, 100: 227}.get(compute_capability(), 99) << 10
+
+
 @cache
 def compute_capability() -> int:
     """90 for SM90 and so on; 0 without an NVIDIA GPU."""

