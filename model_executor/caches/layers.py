@@ -48,9 +48,11 @@ class PagedCache(nn.Module, AttentionLayerBase):
 
 
 def sliding_cache(
-    prefix: str, width: int, window: int, dtype: torch.dtype, record: Record = Record.PLAIN
+    prefix: str, width: int, window: int, dtype: torch.dtype, record: Record = Record.PLAIN, blocks_per_block: int = 1
 ) -> PagedCache:
     """A cache of one row of `width` per token, of which a request keeps the last `window`.
+
+    blocks_per_block: cut vLLM's blocks, for wide rows, which would make every other cache's blocks as wide.
 
     Local KV (window 128), the open compression group (2 rows: the previous one and this), and the tokens that the
     next n-gram looks back to are all of this kind: recent past that prefix hits and preemption must restore.
@@ -60,7 +62,12 @@ def sliding_cache(
         prefix,
         record,
         lambda block_size: SlidingWindowMLASpec(
-            block_size=block_size, num_kv_heads=1, head_size=size, dtype=dtype, sliding_window=window, max_tp_shards=1
+            block_size=max(1, block_size // blocks_per_block),
+            num_kv_heads=1,
+            head_size=size,
+            dtype=dtype,
+            sliding_window=window,
+            max_tp_shards=1,
         ),
     )
 

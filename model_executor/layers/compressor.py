@@ -44,7 +44,7 @@ class Compressor(nn.Module):
             f"{prefix}.index_keys", width, self.ratio, dtype, rounding.record(Record.FP4_INDEX)
         )
         if self.has_gate:
-            self.carry = sliding_cache(f"{prefix}.carry", 2 * d, self.ratio, torch.float32)
+            self.carry = sliding_cache(f"{prefix}.carry", 2 * d, self.ratio, torch.float32, blocks_per_block=4)
 
     def forward(self, hidden_states: torch.Tensor, step: Step, rotation: Rotation) -> None:
         """Write the entries that this step's rows complete. hidden_states: [num_tokens, hidden_size]."""

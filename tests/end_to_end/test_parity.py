@@ -106,7 +106,7 @@ def test_forced_preemption(varied_checkpoint, oracle):
     with start_engine(varied_checkpoint, ROUNDING_OFF, enable_prefix_caching=False) as roomy:
         apart = [roomy.ask(prompt, max_tokens=90)[0] for prompt in prompts]
         assert roomy.num_preemptions == 0
-    with start_engine(varied_checkpoint, ROUNDING_OFF, num_gpu_blocks_override=40, max_model_len=192) as tight:
+    with start_engine(varied_checkpoint, ROUNDING_OFF, num_gpu_blocks_override=64, max_model_len=192) as tight:
         together = tight.ask(*prompts, max_tokens=90)
         assert tight.num_preemptions > 0
         note = f"{tight.num_preemptions} preemptions"
