@@ -9,7 +9,7 @@ definition; of chosen indices, the share that differs.
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import cycle
@@ -20,58 +20,14 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from deepinfer_plugin.kernels.dispatch import tables
 from deepinfer_plugin.kernels.packed_weights import Fp4Weight, Fp8Weight
-from deepinfer_plugin.kernels.paged import Pages
-from deepinfer_plugin.kernels.records import Record
+from deepinfer_plugin.kernels.samples import MAX_ERROR, Case, Sizes, cases, error_of
 
-MAX_ERROR = 1e-2  # bf16 operands and results; a wrong kernel is far above
 CHECKED_TOKENS = (1, 33)
 CACHE_BYTES = 200e6
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The shapes that kernels see. The defaults are V4.1-Flash's."""
-
-    hidden: int = 5120
-    heads: int = 64
-    head_dim: int = 512
-    rope_dim: int = 64
-    q_rank: int = 1280
-    o_groups: int = 8
-    o_rank: int = 1024
-    window: int = 128
-    topk: int = 512
-    context: int = 65536  # entries of global memory
-    index_heads: int = 32
-    index_dim: int = 128
-    candidate_blocks: int = 2048
-    experts: int = 384
-    top_k: int = 6
-    expert_width: int = 2304
-    streams: int = 4
-    vocab: int = 129280
-    page: int = 64  # states of a block
-
-
 CHECKED = Sizes(context=4096, experts=32, vocab=4096, candidate_blocks=128)  # definitions need much memory
-
-
-@dataclass
-class Case:
-    """One call of an op. num_bytes: what it must read and write; num_flops: what it must compute."""
-
-    op: str
-    name: str
-    args: tuple[Any, ...]
-    num_bytes: float
-    num_flops: float = 0.0
-    is_choice: bool = False  # the results are indices
-
-    def run(self, module: str) -> tuple[torch.Tensor, ...]:
-        result = tables()[self.op].load(module)(*self.args)
-        return result if isinstance(result, tuple) else (result,)
 
 
 @dataclass
@@ -84,143 +40,6 @@ class Result:
     teraflops: float
     share_of_ceiling: float
     times_reference: float | None  # None where the definition needs too much memory
-
-
-class Inputs:
-    """Random inputs on one device, reproducible."""
-
-    def __init__(self, sizes: Sizes, tokens: int, device: str) -> None:
-        self.sizes, self.tokens, self.device = sizes, tokens, device
-        self.generator = torch.Generator(device).manual_seed(0)
-
-    def normal(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.randn(shape, generator=self.generator, device=self.device).to(dtype)
-
-    def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.randint(low, high, shape, generator=self.generator, device=self.device, dtype=dtype)
-
-    def fp8_weight(self, n: int, k: int) -> Fp8Weight:
-        codes = self.integers(0, 0x7F, n, k, dtype=torch.uint8) | (self.integers(0, 2, n, k, dtype=torch.uint8) << 7)
-        return Fp8Weight(codes, self.integers(105, 110, -(-n // 32), k // 32, dtype=torch.uint8)).interleave()
-
-    def fp4_weight(self, count: int, n: int, k: int) -> Fp4Weight:
-        codes = self.integers(0, 256, count, n, k // 2, dtype=torch.uint8)
-        return Fp4Weight(codes, self.integers(118, 122, count, n, k // 32, dtype=torch.uint8)).interleave(in_place=True)
-
-    def routes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = torch.rand(self.tokens, self.sizes.experts, generator=self.generator, device=self.device)
-        ids = scores.topk(self.sizes.top_k).indices.sort().values
-        return ids, torch.full(ids.shape, 1 / self.sizes.top_k, device=self.device)
-
-    def pages(self, states: int, width: int, record: Record) -> Pages:
-        """One request's cache, its blocks shuffled; every token reads it."""
-        page = self.sizes.page
-        blocks = -(-states // page)
-        cache = record.encode(self.normal(blocks * page, width)).view(blocks, page, -1)
-        table = torch.randperm(blocks, generator=self.generator, device=self.device).int().unsqueeze(0)
-        return Pages(cache, table, torch.zeros(self.tokens, dtype=torch.int64, device=self.device), record)
-
-    def entries(self, count: int, below: int) -> torch.Tensor:
-        """[tokens, count] different numbers, ascending."""
-        steps = self.integers(1, max(2, below // count), self.tokens, count)
-        return (steps.cumsum(1) - 1).int()
-
-
-def cases(sizes: Sizes, tokens: int, device: str) -> Iterator[Case]:
-    """Every op of the text path, one after the other, so that only one's inputs exist."""
-    make, t, d = Inputs(sizes, tokens, device), tokens, sizes.hidden
-    x, head = make.normal(t, d), make.normal(t, sizes.heads, sizes.head_dim)
-    streams, m = make.normal(t, sizes.streams, d), sizes.streams
-    fp32 = {"dtype": torch.float32}
-    yield Case("rms_norm", "hidden", (x, make.normal(d), 1e-20), 4 * t * d)
-    yield Case("round_fp8", "hidden", (x,), 4 * t * d)
-    cos_sin = make.normal(t, sizes.rope_dim, **fp32)
-    yield Case("rope", "query", (head, cos_sin, False), 4 * head.numel())
-    yield Case(
-        "swiglu", "shared expert", (make.normal(t, 2 * sizes.expert_width), 10.0, None), 8 * t * sizes.expert_width
-    )
-    coefficients = make.normal(t, m, **fp32), make.normal(t, m, m, **fp32)
-    yield Case("mix_streams", "", (streams, x, *coefficients), 2 * (2 * m + 1) * t * d)
-    mixing = streams, make.normal(t, d, **fp32), *coefficients, coefficients[0], make.normal(d), 1e-20
-    yield Case("mix_collapse_norm", "", mixing, (4 * m + 2 + 4) * t * d)
-    yield Case("collapse_streams", "", (streams, coefficients[0]), 2 * (m + 1) * t * d)
-    logits = m * (2 + m)
-    fn = make.normal(logits, m * d, **fp32) * 0.01
-    mixing = streams, fn, make.normal(3, **fp32), make.normal(logits, **fp32), 1e-20, 1e-6, 20
-    yield Case("stream_coefficients", "", mixing, 2 * m * t * d + 4 * fn.numel(), 2.0 * t * fn.numel())
-    gate_bias = make.normal(sizes.experts, **fp32)
-    gate = make.normal(t, sizes.experts, **fp32), gate_bias, gate_bias, None, sizes.top_k, 1.5
-    yield Case("moe_gate", "", gate, 4 * t * sizes.experts, is_choice=True)
-
-    for name, n, k in (
-        ("wq_a + wkv", sizes.q_rank + sizes.head_dim, d),
-        ("wq_b", sizes.heads * sizes.head_dim, sizes.q_rank),
-        ("wo_b", d, sizes.o_groups * sizes.o_rank),
-        ("shared w1 + w3", 2 * sizes.expert_width, d),
-    ):
-        weight = make.fp8_weight(n, k)
-        num_bytes = weight.codes.numel() + weight.sf.numel() + 2 * t * (n + k)
-        yield Case("linear_fp8", name, (make.normal(t, k), weight, True, torch.bfloat16), num_bytes, 2.0 * t * n * k)
-    group_width = sizes.heads * sizes.head_dim // sizes.o_groups
-    weight = make.fp8_weight(sizes.o_groups * sizes.o_rank, group_width)
-    grouped = make.normal(t, sizes.o_groups, group_width)
-    num_bytes = weight.codes.numel() + 2 * t * (grouped[0].numel() + weight.shape[0])
-    flops = 2.0 * t * weight.codes.numel()
-    yield Case("grouped_linear", "wo_a", (grouped, weight, True, torch.bfloat16), num_bytes, flops)
-    for name, n in (("router", sizes.experts), ("head", sizes.vocab)):
-        plain = make.normal(n, d)
-        num_bytes = 2 * plain.numel() + t * (2 * d + 4 * n)
-        yield Case("linear", name, (x, plain, torch.float32), num_bytes, 2.0 * t * plain.numel())
-    del weight, plain
-
-    w13 = make.fp4_weight(sizes.experts, 2 * sizes.expert_width, d)
-    w2 = make.fp4_weight(sizes.experts, d, sizes.expert_width)
-    ids, route_weights = make.routes()
-    reached = ids.unique().numel() / sizes.experts
-    packed = sum(part.numel() for w in (w13, w2) for part in (w.codes, w.sf))
-    flops = 6.0 * t * sizes.top_k * d * sizes.expert_width
-    experts = x, w13, w2, ids, route_weights, 0, 10.0, True
-    yield Case("moe_experts", f"{reached:.0%} of experts", experts, reached * packed + 6 * t * d, flops)
-    del w13, w2, experts
-
-    positions = make.integers(sizes.window - 1, sizes.context // 2, t)
-    local = make.pages(sizes.context // 2, sizes.head_dim, Record.FP8)
-    for record in (Record.FP8, Record.FP4_KV):
-        shared = make.pages(sizes.context, sizes.head_dim, record)
-        chosen = make.entries(sizes.topk, sizes.context)
-        sink = make.normal(sizes.heads, **fp32)
-        attention = head, local, positions, sizes.window, shared, chosen, sink, sizes.head_dim**-0.5
-        row_bytes = sizes.window * Record.FP8.num_bytes(sizes.head_dim) + sizes.topk * record.num_bytes(sizes.head_dim)
-        flops = 4.0 * head.numel() * (sizes.window + sizes.topk)
-        yield Case("sparse_attention", record.value, attention, t * row_bytes + 4 * head.numel(), flops)
-    del local, shared, attention
-
-    keys = make.pages(sizes.context, sizes.index_dim, Record.FP4_INDEX)
-    query, visible = (
-        make.normal(t, sizes.index_heads, sizes.index_dim),
-        make.integers(sizes.context // 2, sizes.context, t),
-    )
-    head_weights = make.normal(t, sizes.index_heads)
-    key_bytes = Record.FP4_INDEX.num_bytes(sizes.index_dim) + 8  # a score written and read
-    for name, candidates in (
-        ("all entries", None),
-        ("candidates", make.entries(sizes.candidate_blocks, sizes.context // 16)),
-    ):
-        places = int(visible.sum()) if candidates is None else t * sizes.candidate_blocks * 8
-        search = query, head_weights, keys, visible, sizes.topk, candidates, 8
-        flops = 2.0 * places * sizes.index_heads * sizes.index_dim
-        yield Case("index_topk", name, search, places * key_bytes, flops, is_choice=True)
-
-
-def error_of(case: Case, module: str) -> float:
-    """Of the results of `module` against the definition's, on the first tokens."""
-    got, want = case.run(module), case.run("reference")
-    if case.is_choice:
-        rows = zip(got[0].tolist(), want[0].tolist(), strict=True)
-        missed = sum(len(set(b) - set(a)) for a, b in rows)
-        return missed / max(1, want[0].numel())
-    differences = [(a.double() - b.double()).norm() / b.double().norm() for a, b in zip(got, want, strict=True)]
-    return float(max(differences))
 
 
 def check(wanted: set[str], module: str) -> None:

@@ -1,5 +1,10 @@
-"""One table per op says which module runs on which target. Nothing else in the project branches on hardware."""
+"""One table per op says which module runs on which target. Nothing else in the project branches on hardware.
 
+Code that was compiled for an architecture but never run on one is checked when first needed, against the op's
+definition on small inputs; where it fails, the definition runs instead, and says so.
+"""
+
+import logging
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -7,8 +12,11 @@ from pkgutil import iter_modules
 from typing import Any
 
 import deepinfer_plugin.kernels
-from deepinfer_plugin.kernels.target import Target, current_target
+from deepinfer_plugin.kernels.target import Target, compute_capability, current_target
 
+logger = logging.getLogger(f"vllm.{__name__}")
+SEEN_RUNNING = (0, 90)  # compute capabilities on which all kernels have run; 0: not an NVIDIA GPU
+DEFINITION = "reference"
 _forced: dict[str, str] = {}
 _tables: dict[str, "Dispatch"] = {}
 
@@ -76,5 +84,21 @@ class Dispatch:
 
     def __call__(self, *args: Any) -> Any:
         if self._chosen is None:
-            self._chosen = self.load(self.chosen()[0])
+            module = self.chosen()[0]
+            if self.op not in _forced and module != DEFINITION and compute_capability() not in SEEN_RUNNING:
+                module = self._checked(module)
+            self._chosen = self.load(module)
         return self._chosen(*args)
+
+    def _checked(self, module: str) -> str:
+        """`module` if it computes what the definition does on this device, else the definition's."""
+        from deepinfer_plugin.kernels.samples import wrong_result  # which imports every table
+
+        problem = wrong_result(self.op, module)
+        if problem is None:
+            return module
+        logger.warning(
+            "%s: %s is SWITCHED OFF on compute capability %d, where it was never run before: %s. The slow %s runs.",
+            *(self.op, module, compute_capability(), problem, DEFINITION),
+        )
+        return DEFINITION
