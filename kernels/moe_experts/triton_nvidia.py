@@ -1,4 +1,4 @@
-"""`moe_experts` in Triton: two grouped products over packed FP4 experts, and an ordered sum.
+"""`moe_experts` in Triton: two grouped products over packed FP4 experts, the activation between, and an ordered sum.
 
 Pairs (token, expert) are sorted by expert into tiles; a tile's rows see one expert. What a row computes does not depend
 on its tile: weights are the instruction's rows and tokens its columns, and K is summed in one order.
@@ -12,7 +12,6 @@ from deepinfer_plugin.kernels import target
 from deepinfer_plugin.kernels.moe_experts.triton_tiles import pairs_in_tiles
 from deepinfer_plugin.kernels.packed_weights import Fp4Weight
 from deepinfer_plugin.kernels.swiglu.triton_nvidia import clamped_swiglu
-from deepinfer_plugin.kernels.triton_formats import fp8_group_sf, reciprocal_of_power, round_e4m3
 from deepinfer_plugin.kernels.triton_matmul import most_tokens, stages
 from deepinfer_plugin.kernels.triton_phases import (
     BLOCK,
@@ -24,6 +23,7 @@ from deepinfer_plugin.kernels.triton_phases import (
     num_blocks,
     phases,
     place_of,
+    rounded_to_fp8,
 )
 
 SUM_BLOCK = 1024
@@ -50,89 +50,74 @@ def moe_experts(
     most = 32 if target.compute_capability() == 100 else most_tokens()  # SM100: as `packed_tile` says
     tokens = min(most, max(16, triton.next_power_of_2(num_pairs // num_experts + 1)))
     tile_pairs, tile_experts = pairs_in_tiles(topk_ids.flatten(), expert_start, num_experts, tokens)
-    inputs = in_phases(x, round_to_fp8=True)
+    tiles = tile_pairs, tile_experts, num_pairs
+    gate_up = _product(in_phases(x, round_to_fp8=True), w13, *tiles, top_k, tokens)
     activation = Phased.empty(num_pairs, depth=width, device=x.device)
-    products = x.new_empty(num_pairs, hidden_size, dtype=torch.float32)
-    rows, warps, stages = gate_up_tile(tokens)
-    _gate_up[(len(tile_experts), triton.cdiv(width, rows))](
-        *(inputs.values, *_words(w13), topk_weights, activation.values, tile_pairs, tile_experts, num_pairs, width),
-        *(hidden_size, num_blocks(hidden_size), limit, top_k, inputs.values.stride(0), activation.values.stride(0)),
-        WHOLE=hidden_size % BLOCK.value == 0,
-        TOKENS=tokens,
-        ROWS=rows,
-        num_warps=warps,
-        num_stages=stages,
+    _activate[(num_pairs, num_blocks(width))](
+        *(gate_up, topk_weights, topk_ids, activation.values, width, limit, expert_start, num_experts),
+        *(activation.values.stride(0),),
+        num_warps=1,
     )
-    rows, warps, stages = down_tile(tokens)
-    _down[(len(tile_experts), triton.cdiv(hidden_size, rows))](
-        *(activation.values, *_words(w2), products, tile_pairs, tile_experts, num_pairs, hidden_size, width),
-        *(num_blocks(width), activation.values.stride(0)),
-        WHOLE=width % BLOCK.value == 0,
-        TOKENS=tokens,
-        ROWS=rows,
-        num_warps=warps,
-        num_stages=stages,
-    )
+    products = _product(activation, w2, *tiles, 1, tokens)
     _sum_pairs[(num_tokens, triton.cdiv(hidden_size, SUM_BLOCK))](
         *(products, topk_ids, added, out, expert_start, num_experts, hidden_size, top_k, SUM_BLOCK)
     )
     return out
 
 
-def gate_up_tile(tokens: int) -> tuple[int, int, int]:
-    """Gate rows of a program (and as many up rows), its warps and its stages."""
-    rows = 32 if tokens == 64 == most_tokens() else 64  # registers
-    return rows, 4, stages(rows * BLOCK.value, 2 * rows, tokens, 4)
+def _product(
+    x: Phased,
+    weight: Fp4Weight,
+    tile_pairs: torch.Tensor,
+    tile_experts: torch.Tensor,
+    num_pairs: int,
+    pairs_of_row: int,
+    tokens: int,
+) -> torch.Tensor:
+    """Each pair's row of x times its expert's weight: [num_pairs, N], fp32; pairs without a tile are not written."""
+    _, columns, depth = weight.shape
+    whole = depth % BLOCK.value == 0
+    words = weight.interleave().codes.view(torch.int32)
+    sf = weight.sf.view(torch.int32) if whole else weight.sf
+    out = torch.empty(num_pairs, columns, dtype=torch.float32, device=x.values.device)
+    rows, warps, num_stages = expert_tile(tokens)
+    _expert_product[(len(tile_experts), triton.cdiv(columns, rows))](
+        *(x.values, words, sf, out, tile_pairs, tile_experts, num_pairs, columns, depth, num_blocks(depth)),
+        *(pairs_of_row, x.values.stride(0)),
+        WHOLE=whole,
+        TOKENS=tokens,
+        ROWS=rows,
+        num_warps=warps,
+        num_stages=num_stages,
+    )
+    return out
 
 
-def down_tile(tokens: int) -> tuple[int, int, int]:
+def expert_tile(tokens: int) -> tuple[int, int, int]:
     """Weight rows of a program, its warps and its stages. 64 rows take at most four warps: more would share rows."""
     rows, warps = (64, 4) if tokens <= 64 else (128, 8)
-    return rows, warps, stages(rows * BLOCK.value // 2, rows, tokens, 4)
-
-
-def _words(weight: Fp4Weight) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes by eight, and scales by four where K is a multiple of BLOCK."""
-    whole = weight.shape[2] % BLOCK.value == 0
-    return weight.interleave().codes.view(torch.int32), weight.sf.view(torch.int32) if whole else weight.sf
+    return rows, warps, stages(rows * BLOCK.value // 2, rows, tokens, 3)
 
 
 @triton.jit
-def _load_phases(words, sf, row, present, block, depth, WHOLE: tl.constexpr):
-    """The eight phases of a block of weight rows. words, sf: of one expert; WHOLE: depth is a multiple of BLOCK."""
-    word = block * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
-    words += row[:, None] * (depth // 8) + word[None, :]
-    if WHOLE:
-        tile = tl.load(words, present[:, None], 0)
-        scales = tl.load(sf + row * (depth // BLOCK) + block, present, 0)
-    else:
-        tile = tl.load(words, present[:, None] & (word * 8 < depth)[None, :], 0)
-        scales = load_scales(sf + row * (depth // 32), block, depth // 32, present)
-    return phases(tile, factor_words(scales, FP4_BIAS), True)
-
-
-@triton.jit
-def _gate_up(
+def _expert_product(
     x,
     words,
     sf,
-    topk_weights,
-    activation,
+    out,
     tile_pairs,
     tile_experts,
     num_pairs,
-    width,
+    columns,
     depth,
     blocks,
-    limit,
-    top_k,
+    pairs_of_row,
     x_row,
-    activation_row,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """``round_fp8(swiglu(w13 @ x) * weight)`` of a tile's pairs, in phases."""
+    """WHOLE: depth is a multiple of BLOCK, and `sf` holds four bytes of a row in an int32."""
     tile = tl.program_id(0)
     if tl.load(tile_pairs + tile * TOKENS) >= num_pairs:
         return
@@ -140,73 +125,49 @@ def _gate_up(
     present = pair < num_pairs
     expert = tl.load(tile_experts + tile).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    row_present = row < width
-    row_sf: tl.constexpr = BLOCK if WHOLE else 32  # channels of an element of `sf`
-    gate_words, gate_sf = words + expert * 2 * width * (depth // 8), sf + expert * 2 * width * (depth // row_sf)
-    up_words, up_sf = gate_words + width * (depth // 8), gate_sf + width * (depth // row_sf)
-    x_rows = x + (pair // top_k)[:, None] * x_row + tl.arange(0, BLOCK // 8)[None, :]
-    gate, up = tl.zeros([ROWS, TOKENS], tl.float32), tl.zeros([ROWS, TOKENS], tl.float32)
+    row_present = row < columns
+    word = tl.arange(0, BLOCK // 8)
+    x_rows = x + (pair // pairs_of_row)[:, None] * x_row + word[None, :]
+    word_rows = words + (expert * columns + row)[:, None] * (depth // 8) + word[None, :]
+    sf_rows = sf + (expert * columns + row) * (depth // (BLOCK if WHOLE else 32))
+    total = tl.zeros([ROWS, TOKENS], tl.float32)
     for block in range(blocks):
-        gates = _load_phases(gate_words, gate_sf, row, row_present, block, depth, WHOLE)
+        if WHOLE:
+            codes = tl.load(word_rows + block * (BLOCK // 8), row_present[:, None], 0)
+            scales = tl.load(sf_rows + block, row_present, 0)
+        else:
+            inside = row_present[:, None] & ((word + block * (BLOCK // 8)) * 8 < depth)[None, :]
+            codes = tl.load(word_rows + block * (BLOCK // 8), inside, 0)
+            scales = load_scales(sf_rows, block, depth // 32, row_present)
+        operands = phases(codes, factor_words(scales, FP4_BIAS), True)
         for phase in tl.static_range(8):
             factor = tl.load(x_rows + block * BLOCK + phase * (BLOCK // 8), present[:, None], 0.0)
-            gate = tl.dot(gates[phase], tl.trans(factor), gate)
-        ups = _load_phases(up_words, up_sf, row, row_present, block, depth, WHOLE)
-        for phase in tl.static_range(8):  # the same loads once more, which the compiler does once
-            factor = tl.load(x_rows + block * BLOCK + phase * (BLOCK // 8), present[:, None], 0.0)
-            up = tl.dot(ups[phase], tl.trans(factor), up)
-    weight = tl.load(topk_weights + pair, present, 0.0)
-    value = clamped_swiglu(gate, up, limit) * weight[None, :]
-    tl.static_assert(ROWS <= 64, "one or two groups of 32 channels share an FP8 scale each")
-    is_first = (tl.arange(0, ROWS) < 32)[:, None]
-    first = tl.max(tl.where(is_first, tl.abs(value), 0.0), 0)
-    second = tl.max(tl.where(is_first, 0.0, tl.abs(value)), 0)
-    scale = fp8_group_sf(tl.where(is_first, first[None, :], second[None, :]))
-    rounded = round_e4m3(value * reciprocal_of_power(scale)) * scale
-    place = activation + pair[None, :] * activation_row + place_of(row)[:, None]
-    tl.store(place, rounded.to(tl.bfloat16), row_present[:, None] & present[None, :])
+            total = tl.dot(operands[phase], tl.trans(factor), total)
+    tl.store(out + pair[None, :] * columns + row[:, None], total, row_present[:, None] & present[None, :])
 
 
 @triton.jit
-def _down(
+def _activate(
+    gate_up,
+    topk_weights,
+    topk_ids,
     activation,
-    words,
-    sf,
-    products,
-    tile_pairs,
-    tile_experts,
-    num_pairs,
-    hidden_size,
-    depth,
-    blocks,
+    width,
+    limit,
+    expert_start,
+    num_experts,
     activation_row,
-    TOKENS: tl.constexpr,
-    ROWS: tl.constexpr,
-    WHOLE: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    if tl.load(tile_pairs + tile * TOKENS) >= num_pairs:
+    """``round_fp8(swiglu(gate, up) * weight)`` of a local pair's block of channels, in phases; 0 behind the last."""
+    pair = tl.program_id(0).to(tl.int64)
+    expert = tl.load(topk_ids + pair) - expert_start
+    if (expert < 0) | (expert >= num_experts):
         return
-    pair = tl.load(tile_pairs + tile * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    present = pair < num_pairs
-    expert = tl.load(tile_experts + tile).to(tl.int64)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    row_present = row < hidden_size
-    words += expert * hidden_size * (depth // 8)
-    sf += expert * hidden_size * (depth // (BLOCK if WHOLE else 32))
-    channel = tl.arange(0, BLOCK // 8) * 8
-    rows = activation + pair[:, None] * activation_row + tl.arange(0, BLOCK // 8)[None, :]
-    total = tl.zeros([ROWS, TOKENS], tl.float32)
-    for block in range(blocks):
-        operands = _load_phases(words, sf, row, row_present, block, depth, WHOLE)
-        for phase in tl.static_range(8):
-            inside = present[:, None]
-            if not WHOLE:  # what stands behind the last channel was never written
-                inside = inside & (channel + block * BLOCK + phase < depth)[None, :]
-            factor = tl.load(rows + block * BLOCK + phase * (BLOCK // 8), inside, 0.0)
-            total = tl.dot(operands[phase], tl.trans(factor), total)
-    place = products + pair[None, :] * hidden_size + row[:, None]
-    tl.store(place, total, row_present[:, None] & present[None, :])
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = gate_up + pair * 2 * width + channel
+    gate, up = tl.load(row, channel < width, 0.0), tl.load(row + width, channel < width, 0.0)
+    value = rounded_to_fp8(clamped_swiglu(gate, up, limit) * tl.load(topk_weights + pair))
+    tl.store(activation + pair * activation_row + place_of(channel), value.to(tl.bfloat16))
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from deepinfer_plugin.kernels.triton_records import load_rows
 
 WIDE = 90  # compute capability whose tensor cores want 64 rows; SM100's too, but there the sums outgrow their memory
 MAX_SPLIT_TOKENS = 16  # up to here tiles are computed side by side
-MERGED = 128  # channels of a program that merges
+MERGED_HEADS, MERGED = 4, 128  # heads and channels of a program that merges
 
 
 def sparse_attention(
@@ -28,8 +28,11 @@ def sparse_attention(
     sink: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    query = query if query.stride(2) == 1 else query.contiguous()
+    aligned = query.stride(2) == 1 and not (query.stride(0) % 2 or query.stride(1) % 2 or query.storage_offset() % 2)
+    query = query if aligned else query.contiguous()  # channels are read in pairs
     num_tokens, num_heads, head_dim = query.shape
+    if head_dim % 2:
+        raise NotImplementedError(f"sparse_attention: in Triton channels come in pairs, got {head_dim}")
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not out.numel():
         return out
@@ -59,8 +62,8 @@ def sparse_attention(
         num_stages=1,
     )
     if split:
-        _merge[(num_tokens, num_heads, triton.cdiv(head_dim, MERGED))](
-            *(sums, states, sink, out, num_heads, tiles, head_dim), CHANNELS=MERGED, num_warps=1
+        _merge[(num_tokens, triton.cdiv(num_heads, MERGED_HEADS), triton.cdiv(head_dim, MERGED))](
+            *(sums, states, sink, out, num_heads, tiles, head_dim), HEADS=MERGED_HEADS, CHANNELS=MERGED, num_warps=1
         )
     return out
 
@@ -118,7 +121,12 @@ def _sparse_attention(
     pair = tl.arange(0, HALF)
     inside = (head < num_heads)[:, None] & (2 * pair < HEAD_DIM)[None, :]
     q = query + token * query_token + head[:, None] * query_head + 2 * pair[None, :]
-    q_even, q_odd = tl.load(q, inside, 0.0), tl.load(q + 1, inside, 0.0)
+    if EXACT:  # two channels at once
+        both = tl.load(q.to(tl.pointer_type(tl.int32)), inside, 0)
+        q_even = (both & 0xFFFF).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        q_odd = (both >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        q_even, q_odd = tl.load(q, inside, 0.0), tl.load(q + 1, inside, 0.0)
     position = tl.load(positions + token)
     window_row_table = window_table + tl.load(window_requests + token) * window_row
     selected_row_table = selected_table + tl.load(selected_requests + token) * selected_row
@@ -138,9 +146,9 @@ def _sparse_attention(
             k_even, k_odd = load_rows(selected, rows, present, HEAD_DIM, HALF, SELECTED_RECORD)
         weights, highest, total = _softmax(q_even, q_odd, k_even, k_odd, present, scale, EXACT)
         row = (token * num_tiles + tile) * num_heads + head
-        result = sums + row[:, None] * HEAD_DIM + 2 * pair[None, :]
+        result = sums + row[:, None] * HEAD_DIM + pair[None, :]  # the even channels first
         tl.store(result, _dot(weights, k_even, None, EXACT), inside)
-        tl.store(result + 1, _dot(weights, k_odd, None, EXACT), inside)
+        tl.store(result + HEAD_DIM // 2, _dot(weights, k_odd, None, EXACT), inside)
         place_of_state = states + (token * num_tiles + tile) * 2 * num_heads + head
         tl.store(place_of_state, highest, head < num_heads)
         tl.store(place_of_state + num_heads, total, head < num_heads)
@@ -182,8 +190,14 @@ def _sparse_attention(
                 even = _merged(even, _dot(weights, k_even, None, EXACT), old_share, tile_share)
                 odd = _merged(odd, _dot(weights, k_odd, None, EXACT), old_share, tile_share)
         result = out + (token * num_heads + head[:, None]) * HEAD_DIM + 2 * pair[None, :]
-        tl.store(result, (even / denominator[:, None]).to(out.dtype.element_ty), inside)
-        tl.store(result + 1, (odd / denominator[:, None]).to(out.dtype.element_ty), inside)
+        even, odd = even / denominator[:, None], odd / denominator[:, None]
+        if EXACT:
+            low = even.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+            high = odd.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) << 16
+            tl.store(result.to(tl.pointer_type(tl.int32)), low | high, inside)
+        else:
+            tl.store(result, even.to(out.dtype.element_ty), inside)
+            tl.store(result + 1, odd.to(out.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -222,22 +236,35 @@ def _merged(values, tile_values, old_share, tile_share):
 
 
 @triton.jit
-def _merge(sums, states, sink, out, num_heads, TILES: tl.constexpr, HEAD_DIM: tl.constexpr, CHANNELS: tl.constexpr):
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    highest = tl.load(sink + head) + tl.zeros([1], tl.float32)
-    denominator = tl.full([1], 1.0, tl.float32)
-    values = tl.zeros([1, CHANNELS], tl.float32)
+def _merge(
+    sums,
+    states,
+    sink,
+    out,
+    num_heads,
+    TILES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    there = head < num_heads
+    place = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)  # in the sums: the even channels first
+    channel = tl.where(place < HEAD_DIM // 2, 2 * place, 2 * place - HEAD_DIM + 1)
+    inside = there[:, None] & (place < HEAD_DIM)[None, :]
+    highest = tl.load(sink + head, there, 0.0)
+    denominator = tl.full([HEADS], 1.0, tl.float32)
+    values = tl.zeros([HEADS, CHANNELS], tl.float32)
     for tile in tl.static_range(TILES):  # so that all are being loaded at once
         row = (token * TILES + tile) * num_heads + head
-        tile_values = tl.load(sums + row * HEAD_DIM + channel, channel < HEAD_DIM, 0.0)[None, :]
-        state = states + (token * TILES + tile) * 2 * num_heads + head + tl.zeros([1], tl.int32)
-        highest, old_share, tile_share = _shares(highest, tl.load(state))
-        denominator = tl.fma(denominator, old_share, tl.load(state + num_heads) * tile_share)
+        tile_values = tl.load(sums + row[:, None] * HEAD_DIM + place[None, :], inside, 0.0)
+        state = states + (token * TILES + tile) * 2 * num_heads + head
+        highest, old_share, tile_share = _shares(highest, tl.load(state, there, 0.0))
+        denominator = tl.fma(denominator, old_share, tl.load(state + num_heads, there, 0.0) * tile_share)
         values = _merged(values, tile_values, old_share, tile_share)
     result = (values / denominator[:, None]).to(out.dtype.element_ty)
-    place = out + (token * num_heads + head) * HEAD_DIM + channel
-    tl.store(place[None, :], result, (channel < HEAD_DIM)[None, :])
+    tl.store(out + (token * num_heads + head[:, None]) * HEAD_DIM + channel[None, :], result, inside)
 
 
 @triton.jit

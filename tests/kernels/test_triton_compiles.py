@@ -25,7 +25,7 @@ if triton.knobs.runtime.interpret:
 
 CAPABILITIES = [80, 89, 90, 100, 120]
 TENSOR_CORE = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
-PRODUCTS = {"_matmul", "_packed_matmul", "_gate_up", "_down"}
+PRODUCTS = {"_matmul", "_packed_matmul", "_expert_product"}
 BF16 = {"dtype": torch.bfloat16}
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 TOKENS = [1, 64, 512]
