@@ -49,7 +49,7 @@ def _pairs_in_tiles(
 ):
     for first in range(0, num_slots, PAIRS):
         slot = first + tl.arange(0, PAIRS)
-        tl.store(tile_pairs + slot, num_pairs.to(tl.int64), slot < num_slots)
+        tl.store(tile_pairs + slot, num_pairs, slot < num_slots)
     pair = tl.arange(0, PAIRS)
     expert = (tl.load(expert_ids + pair, pair < num_pairs, -1) - expert_start).to(tl.int32)
     local = (pair < num_pairs) & (expert >= 0) & (expert < num_experts)

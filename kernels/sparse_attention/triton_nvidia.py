@@ -38,7 +38,7 @@ def sparse_attention(
         return out
     wide = target.compute_capability() == WIDE
     heads = max(16, min(64 if wide else 32, triton.next_power_of_2(num_heads)))
-    keys = 64 if wide else 32
+    keys = 64 if wide and query.dtype == torch.bfloat16 else 32  # fp32 keys take twice the room
     chosen = window if selected is None else selected  # something to point at
     indices = window.block_table[:, :0] if selected_indices is None else selected_indices
     window_tiles = triton.cdiv(window_size, keys)

@@ -173,6 +173,35 @@ def test_attention_uses_tensor_cores(
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("tokens", [1, 64])
+@pytest.mark.parametrize("heads", [8, 64])
+def test_attention_over_plain_fp32_caches_fits(
+    heads: int, tokens: int, capability: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles of records are decoded to bf16; these are twice as large."""
+    from deepinfer_plugin.kernels.sparse_attention.triton_nvidia import sparse_attention
+
+    monkeypatch.setattr(target, "compute_capability", lambda: capability)
+    cache, ids = torch.zeros(4, 64, 512), torch.zeros(tokens, dtype=torch.int64)
+    pages = Pages(cache, torch.zeros(2, 32, dtype=torch.int32), ids)
+    query, indices = torch.zeros(tokens, heads, 512), torch.zeros(tokens, 64, dtype=torch.int32)
+    for launch in launches_of(
+        lambda: sparse_attention(query, pages, ids, 128, pages, indices, torch.zeros(heads), 0.04)
+    ):
+        if heads == 8 or SHARED_BYTES[capability] > 200 << 10:  # elsewhere 64 heads in fp32 do not fit, and say so
+            assert launch.compile(capability).metadata.shared <= SHARED_BYTES[capability], launch.name
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 6, 1000])
+def test_routing_compiles_for_any_number_of_pairs(pairs: int) -> None:
+    """Triton makes a constant of a 1, which has none of a number's methods."""
+    from deepinfer_plugin.kernels.moe_experts.triton_tiles import pairs_in_tiles
+
+    for launch in launches_of(lambda: pairs_in_tiles(torch.zeros(pairs, dtype=torch.int64), 0, 1, 16)):
+        launch.compile(90)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("op", products(1))
 def test_products_use_tensor_cores(
