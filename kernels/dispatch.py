@@ -15,7 +15,7 @@ import deepinfer_plugin.kernels
 from deepinfer_plugin.kernels.target import Target, compute_capability, current_target
 
 logger = logging.getLogger(f"vllm.{__name__}")
-SEEN_RUNNING = (0, 90)  # compute capabilities on which all kernels have run; 0: not an NVIDIA GPU
+SEEN_RUNNING = (0, 90)  # compute capabilities on which the kernels have run; 0: not an NVIDIA GPU
 DEFINITION = "reference"
 _forced: dict[str, str] = {}
 _tables: dict[str, "Dispatch"] = {}

@@ -111,8 +111,8 @@ def _decoders(fp4: bool) -> tuple[tl.constexpr, ...]:
     products, which another unit of the machine computes.
     """
     if fp4:
-        registers = ("$1", "$2")
-        steps = (
+        registers: tuple[str, ...] = ("$1", "$2")
+        steps: tuple[tuple[str, ...], ...] = (
             ("and.b32 s, {r}, 0x81c081c0;",),
             ("mul.lo.u32 s, {r}, 8;", "and.b32 s, s, 0x81c081c0;"),
             ("mul.lo.u32 s, {r}, 64;", "and.b32 s, s, 0x81c081c0;"),
@@ -213,11 +213,9 @@ def _interpreted_phase(words, factors, PHASE: tl.constexpr, FP4: tl.constexpr):
             code = ((half >> 11) & 8) | ((half >> 13) & 1) | ((half >> 9) & 6)
         small = e2m1_value(code) * 1.1754943508222875e-38  # 2**-126
     else:
-        first, second = (
-            ((half >> 8) & 0x80) | ((half >> 4) & 0x7F),
-            ((half >> 8) & 0x70) | ((half >> 4) & 0x80) | (half & 0x0F),
-        )
-        code = second if PHASE % 2 else first
+        in_place = ((half >> 8) & 0x80) | ((half >> 4) & 0x7F)
+        around_it = ((half >> 8) & 0x70) | ((half >> 4) & 0x80) | (half & 0x0F)
+        code = around_it if PHASE % 2 else in_place
         small = e4m3_value(code) * 7.52316384526264e-37  # 2**-120
     factor = ((factors & 0xFFFF) << 16).to(tl.float32, bitcast=True)
     return (small * factor).to(tl.bfloat16)

@@ -19,7 +19,7 @@ from deepinfer_plugin.kernels.engram_gate import engram_gate
 from deepinfer_plugin.kernels.engram_lookup import engram_hash, engram_lookup
 from deepinfer_plugin.model_executor.caches.layers import sliding_cache
 from deepinfer_plugin.model_executor.caches.metadata import Step
-from deepinfer_plugin.model_executor.layers.linear import LinearFormat
+from deepinfer_plugin.model_executor.layers.linear import LinearFormat, scales
 from deepinfer_plugin.model_executor.models.engram_vocabulary import (
     class_table,
     engram_multipliers,
@@ -80,7 +80,7 @@ class Engram(nn.Module):
         self.row_start = rank * rows_per_rank
         local = max(0, min(rows_per_rank, num_rows - self.row_start))
         self.table = nn.Parameter(torch.empty(local, width, dtype=torch.float8_e4m3fn), requires_grad=False)
-        self.table_sf = nn.Parameter(torch.empty(local, width // 32, dtype=torch.uint8), requires_grad=False)
+        self.table_sf = scales(local, width // 32)
         self.wkv = ColumnParallelLinear(
             primes.numel() * width,
             (shape.hc_mult + 1) * shape.hidden_size,

@@ -135,24 +135,28 @@ class LinearFormat(QuantizationConfig):
         raise NotImplementedError("LinearFormat: made by the layers, not read from a checkpoint")
 
 
+DUMMY_SCALE = 120
+
+
 def fp8_parameters(rows: int, columns: int) -> tuple[torch.nn.Parameter, torch.nn.Parameter]:
     """Codes [rows, columns] of an FP8 weight, E4M3, and the scales of its 32x32 blocks, uint8."""
-    return _parameter(torch.float8_e4m3fn, rows, columns), _scales(rows // BLOCK_SIZE, columns // BLOCK_SIZE)
+    codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
+    return torch.nn.Parameter(codes, requires_grad=False), scales(rows // BLOCK_SIZE, columns // BLOCK_SIZE)
 
 
 def fp4_parameters(experts: int, rows: int, columns: int) -> tuple[torch.nn.Parameter, torch.nn.Parameter]:
     """Codes [experts, rows, columns / 2] of FP4 experts, two a byte, and a scale per 32 columns, uint8."""
-    return _parameter(torch.uint8, experts, rows, columns // 2), _scales(experts, rows, columns // BLOCK_SIZE)
+    codes = torch.randint(
+        256, (experts, rows, columns // 2), dtype=torch.uint8
+    )  # 0.32's dummy weights leave bytes alone
+    return torch.nn.Parameter(codes, requires_grad=False), scales(experts, rows, columns // BLOCK_SIZE)
 
 
-def _scales(*shape: int) -> torch.nn.Parameter:
-    scales = _parameter(torch.uint8, *shape)
-    scales.dummy_weight_value = 120  # vLLM's load_format=dummy: 2**-7, beside codes that it draws at random
-    return scales
-
-
-def _parameter(dtype: torch.dtype, *shape: int) -> torch.nn.Parameter:
-    return torch.nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+def scales(*shape: int) -> torch.nn.Parameter:
+    """E8M0 bytes, uint8: 2**-7 until they are loaded, which vLLM's load_format=dummy leaves, beside random codes."""
+    parameter = torch.nn.Parameter(torch.full(shape, DUMMY_SCALE, dtype=torch.uint8), requires_grad=False)
+    parameter.dummy_weight_value = DUMMY_SCALE
+    return parameter
 
 
 def ready_for_kernels(weight: PackedWeight) -> PackedWeight:

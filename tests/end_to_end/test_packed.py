@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from deepinfer_plugin.kernels.records import Record
+from deepinfer_plugin.kernels.target import Target
 from tests.end_to_end.conftest import Engine, start_engine, text_tokens
 
 PROMPT = text_tokens(70)
@@ -54,3 +55,27 @@ def test_packed_caches_give_the_same_logits(varied_checkpoint, dtype):
     assert torch.equal(answers[True][0].prompt_logits, answers[False][0].prompt_logits)
     width = row_bytes[False] // getattr(torch, dtype).itemsize
     assert row_bytes[True] == Record.FP8.num_bytes(width)
+
+
+def test_interleaved_codes_give_the_same_logits(varied_checkpoint, monkeypatch):
+    """GPUs want another order of the codes' bits; the loader makes it, and the definitions read it."""
+    answers = {}
+    for interleaves in (False, True):
+        monkeypatch.setattr(Target, "interleaves", property(lambda _, on=interleaves: on))
+        with start_engine(varied_checkpoint, {"packed_weights": True}) as engine:
+            attention, experts = model_of(engine).layers[0].attn, model_of(engine).layers[0].ffn.experts
+            weights = attention.wq_b.packed, attention.packed_wo_a, *experts.packed_weights
+            assert {weight.interleaved for weight in weights} == {interleaves}
+            (answers[interleaves],) = engine.ask(PROMPT, max_tokens=4, prompt_logits=True)
+    assert torch.equal(answers[True].prompt_logits, answers[False].prompt_logits)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_dummy_weights_are_numbers(varied_checkpoint, packed):
+    """`load_format=dummy`, for benchmarks: random codes, no NaN among them, and products of about the usual size."""
+    with start_engine(varied_checkpoint, {"packed_weights": packed}, load_format="dummy") as engine:
+        parameters = dict(model_of(engine).named_parameters())
+        (answer,) = engine.ask(PROMPT, max_tokens=2, prompt_logits=True)
+    assert answer.prompt_logits.isfinite().all()
+    if packed:
+        assert len(parameters["layers.0.ffn.experts.w13"].unique()) == 256
