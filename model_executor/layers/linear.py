@@ -146,9 +146,7 @@ def fp8_parameters(rows: int, columns: int) -> tuple[torch.nn.Parameter, torch.n
 
 def fp4_parameters(experts: int, rows: int, columns: int) -> tuple[torch.nn.Parameter, torch.nn.Parameter]:
     """Codes [experts, rows, columns / 2] of FP4 experts, two a byte, and a scale per 32 columns, uint8."""
-    codes = torch.randint(
-        256, (experts, rows, columns // 2), dtype=torch.uint8
-    )  # 0.32's dummy weights leave bytes alone
+    codes = torch.randint(256, (experts, rows, columns // 2), dtype=torch.uint8)  # dummy weights in 0.32 keep bytes
     return torch.nn.Parameter(codes, requires_grad=False), scales(experts, rows, columns // BLOCK_SIZE)
 
 

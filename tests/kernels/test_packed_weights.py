@@ -8,7 +8,14 @@ import torch
 from deepinfer_plugin.kernels.grouped_linear import grouped_linear
 from deepinfer_plugin.kernels.linear_fp8 import linear_fp8
 from deepinfer_plugin.kernels.moe_experts import moe_experts
-from deepinfer_plugin.kernels.packed_weights import Fp4Weight, Fp8Weight
+from deepinfer_plugin.kernels.packed_weights import (
+    Fp4Weight,
+    Fp8Weight,
+    fp4_in_order,
+    fp4_interleaved,
+    fp8_in_order,
+    fp8_interleaved,
+)
 from deepinfer_plugin.kernels.quant_formats import encode_fp4, encode_fp8_blocks, round_fp8
 from tests.kernels.row_subsets import assert_rows_are_independent
 
@@ -142,3 +149,26 @@ def test_refuses(device: str) -> None:
         Fp4Weight(codes, sf + 129).check_scales()
     with pytest.raises(ValueError, match=r"at most 2\*\*7, got 2\*\*8"):
         Fp8Weight(torch.zeros(32, 32, dtype=torch.uint8), torch.full((1, 1), 135, dtype=torch.uint8)).check_scales()
+
+
+@pytest.mark.parametrize("there, back, unit", [(fp8_interleaved, fp8_in_order, 16), (fp4_interleaved, fp4_in_order, 8)])
+def test_interleaving_keeps_every_bit_inside_its_unit(there, back, unit: int, device: str) -> None:
+    codes = torch.randint(256, (5, 3, 8 * unit), dtype=torch.uint8, device=device)
+    mixed = there(codes)
+    assert torch.equal(back(mixed), codes) and not torch.equal(mixed, codes)
+    places = set()
+    for bit in range(8 * unit):
+        one = torch.zeros(2 * unit, dtype=torch.uint8, device=device)
+        one[bit // 8] = 1 << bit % 8
+        (byte,) = there(one).nonzero().flatten().tolist()
+        assert byte < unit
+        places.add((byte, int(there(one)[byte])))
+    assert len(places) == 8 * unit
+
+
+def test_interleaving_in_place_is_the_same(device: str) -> None:
+    weight = fp8_weight(100, 64, device)
+    want = weight.interleave()
+    got = weight.interleave(in_place=True)
+    assert torch.equal(got.codes, want.codes) and got.codes.data_ptr() == weight.codes.data_ptr()
+    assert got.interleave() is got and torch.equal(got.decoded(), want.decoded())
