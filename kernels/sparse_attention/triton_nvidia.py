@@ -37,7 +37,7 @@ def sparse_attention(
     if not out.numel():
         return out
     wide = target.compute_capability() == WIDE
-    heads = max(16, min(64 if wide else 32, triton.next_power_of_2(num_heads)))
+    heads = 64 if wide and num_heads > 32 else 16  # as many whatever the number of tokens: sums over keys depend on it
     keys = 64 if wide and query.dtype == torch.bfloat16 else 32  # fp32 keys take twice the room
     chosen = window if selected is None else selected  # something to point at
     indices = window.block_table[:, :0] if selected_indices is None else selected_indices
@@ -58,7 +58,7 @@ def sparse_attention(
         SPLIT=split,
         HEADS=heads,
         KEYS=keys,
-        num_warps=8,
+        num_warps=8 if wide else 4,
         num_stages=1,
     )
     if split:

@@ -31,7 +31,12 @@ SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120:
 TOKENS = [1, 64, 512]
 ROUNDINGS = ["round_fp8", "round_fp4_index", "round_fp4_kv"]
 # On SM90 the addresses of operands in shared memory do not fit the registers beside 64 heads of 512 sums.
-ATTENTION_STACK = {(90, 64, Record.FP8): 352, (90, 64, Record.FP4_KV): 816, (89, 64, Record.FP4_KV): 16}
+ATTENTION_STACK = {
+    (90, 64, Record.FP8): 304,
+    (90, 64, Record.FP4_KV): 752,
+    (80, 64, Record.FP4_KV): 16,
+    (89, 64, Record.FP4_KV): 16,
+}
 SELECTION_STACK = 16  # a row's bounds, read once
 
 
@@ -117,20 +122,20 @@ def test_elementwise_kernels_compile_without_spilling(op: str, capability: int, 
         assert stack_bytes(compiled, tmp_path) == 0, launch.name
 
 
-def attention(heads: int, shared: Record) -> Callable[[], Any]:
+def attention(heads: int, shared: Record, tokens: int = 64) -> Callable[[], Any]:
     from deepinfer_plugin.kernels.sparse_attention.triton_nvidia import sparse_attention
 
     window, selected = (
         Pages(
             torch.zeros(4, 64, record.num_bytes(512), dtype=torch.uint8),
             torch.zeros(2, 32, dtype=torch.int32),
-            torch.zeros(64, dtype=torch.int64),
+            torch.zeros(tokens, dtype=torch.int64),
             record,
         )
         for record in (Record.FP8, shared)
     )
-    query, indices = torch.zeros(64, heads, 512, **BF16), torch.zeros(64, 512, dtype=torch.int32)
-    positions = torch.zeros(64, dtype=torch.int64)
+    query, indices = torch.zeros(tokens, heads, 512, **BF16), torch.zeros(tokens, 512, dtype=torch.int32)
+    positions = torch.zeros(tokens, dtype=torch.int64)
     return lambda: sparse_attention(query, window, positions, 128, selected, indices, torch.zeros(heads), 0.04)
 
 
@@ -170,6 +175,20 @@ def test_attention_uses_tensor_cores(
     assert any(name.startswith(core) for name in found), found
     assert stack_bytes(compiled, tmp_path) <= ATTENTION_STACK.get((capability, heads, shared), 0)
     assert compiled.metadata.shared <= SHARED_BYTES[capability]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("shared", [Record.FP8, Record.FP4_KV], ids=lambda r: r.value)
+def test_attention_tile_by_tile_does_not_spill(
+    shared: Record, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "compute_capability", lambda: capability)
+    launches = launches_of(attention(64, shared, tokens=8))
+    assert [launch.name for launch in launches] == ["_sparse_attention", "_merge"]
+    for launch in launches:
+        compiled = launch.compile(capability)
+        assert stack_bytes(compiled, tmp_path) == 0, launch.name
+        assert compiled.metadata.shared <= SHARED_BYTES[capability]
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
