@@ -37,18 +37,6 @@ def read_bytes(config: dict[str, Any], batch: int) -> float:
     return t["num_hidden_layers"] * layer + indexer + t["vocab_size"] * hidden * 2
 
 
-def copy_bandwidth() -> float:
-    """Bytes per second of a device-to-device copy, read plus written."""
-    import torch
-
-    from benchmarks.kernels import call_time
-
-    source = torch.empty(2**30, dtype=torch.int32, device="cuda").random_()
-    target = torch.empty_like(source)
-    seconds = call_time(lambda: target.copy_(source), 6)
-    return 2 * source.numel() * source.element_size() / seconds
-
-
 def measure(llm: Any, batch: int, length: int, steps: int, repeat: int) -> dict[str, Any]:
     """Times of one case."""
     from vllm import SamplingParams
@@ -91,6 +79,8 @@ def main() -> None:
 
     if not torch.cuda.is_available():
         parser.error("needs a GPU, found none")
+    from benchmarks.kernels import copy_bandwidth
+
     bandwidth = copy_bandwidth()
     torch.cuda.empty_cache()
     import vllm

@@ -95,13 +95,17 @@ def call_time(call: Callable[[], Any], repeat: int = 3) -> float:
     return median(times[1:])
 
 
-def ceilings() -> tuple[float, float]:
-    """(bytes per second of a copy, read plus written; operations per second of a bf16 product)."""
+def copy_bandwidth() -> float:
+    """Bytes per second of a large copy, read plus written. Eagerly: in a graph it is another copy, and slower."""
     source = torch.empty(2**30, dtype=torch.int32, device="cuda").random_()
     target = torch.empty_like(source)
-    copy = 2 * source.numel() * 4 / call_time(lambda: target.copy_(source), 6)  # in a graph it is another copy, slower
+    return 2 * source.nbytes / call_time(lambda: target.copy_(source), 6)
+
+
+def ceilings() -> tuple[float, float]:
+    """(bytes per second of a copy; operations per second of a bf16 product)."""
     a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in "ab")
-    return copy, 2 * 8192**3 / graph_time(lambda: a @ b, 5)
+    return copy_bandwidth(), 2 * 8192**3 / graph_time(lambda: a @ b, 5)
 
 
 def measure(case: Case, tokens: int, module: str, limits: tuple[float, float], repeat: int) -> Result:

@@ -110,41 +110,12 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # the interpreter ha
 
 
 @triton.jit
-def fp8_tile(codes, sf):
-    """``e4m3(codes) * 2 ** (sf - 127)`` in bf16, exactly; sf: bytes up to 134, broadcast over `codes`.
-
-    A code's seven lower bits, shifted into place, are a bf16 number that is 2**120 too small.
-    """
-    if INTERPRETED:
-        return (e4m3_value(codes) * e8m0_value(sf)).to(tl.bfloat16)
-    factor = ((sf.to(tl.int16) + 120) << 7).to(tl.bfloat16, bitcast=True)
-    codes, factor = tl.broadcast(codes, factor)
-    return tl.inline_asm_elementwise(
-        """{
-            .reg .b32 a, b, m, n, zero;
-            mov.b32 zero, 0x80008000;
-            prmt.b32 a, $2, 0, 0x1404;
-            prmt.b32 b, $2, 0, 0x3424;
-            shr.u32 m, a, 4;
-            shr.u32 n, b, 4;
-            and.b32 m, m, 0x07f007f0;
-            and.b32 n, n, 0x07f007f0;
-            lop3.b32 m, a, 0x80008000, m, 0xea;
-            lop3.b32 n, b, 0x80008000, n, 0xea;
-            fma.rn.bf16x2 $0, m, $3, zero;
-            fma.rn.bf16x2 $1, n, $4, zero;
-        }""",
-        "=&r,=&r,r,r,r",
-        [codes, factor],
-        dtype=tl.bfloat16,
-        is_pure=True,
-        pack=4,
-    )
-
-
-@triton.jit
 def fp8_pair_tiles(pairs, sf):
-    """`fp8_tile` of the lower and of the higher bytes of uint16 pairs of codes: the even and the odd channels."""
+    """(even, odd) channels, the lower and the higher bytes of uint16 pairs of E4M3 codes, times ``2 ** (sf - 127)``.
+
+    In bf16, exactly; sf: bytes up to 134. A code's seven lower bits, shifted into place, are a bf16 number that is
+    2**120 too small.
+    """
     if INTERPRETED:
         factor = e8m0_value(sf)
         even, odd = e4m3_value(pairs & 255) * factor, e4m3_value(pairs >> 8) * factor

@@ -41,6 +41,12 @@ def test_a_block_is_little_wider_than_what_grows_with_a_request() -> None:
     assert growing in sizes and max(sizes) <= 1.25 * growing
 
 
+def test_windows_fill_their_blocks() -> None:
+    width = max(group.kv_cache_spec.page_size_bytes * len(group.layer_names) for group in group_caches(specs())[1:])
+    local = [group for group in group_caches(specs()) if "0.local" in group.layer_names]
+    assert all(group.kv_cache_spec.page_size_bytes * len(group.layer_names) >= 0.9 * width for group in local)
+
+
 def test_sliding_caches_keep_their_own_specs() -> None:
     for group in group_caches(specs()):
         if "2.entries" not in group.layer_names:
