@@ -1,9 +1,14 @@
 """Weights in as many bytes as the checkpoint's, for targets whose kernels decode them while they multiply.
 
 A weight may be *interleaved*: the same bits in another order, with which a kernel decodes two codes in one or two
-instructions. A unit of 16 channels is two words of eight codes; phase p is code p of either word. In a 16-bit half of
-the unit lie codes of one word, the first word's in the lower halves, the second's in the higher ones: of an FP8 unit
-half j of a word holds phases 2 j and 2 j + 1, of an FP4 unit phases 4 j to 4 j + 3.
+instructions, and in which what a thread has read is what it feeds to the tensor cores.
+
+- A row's BLOCK = 128 channels are n = 16 words of eight codes: code p of word w is channel 16 p + w. So *phase* p, the
+  codes p of all words, is 16 neighbouring channels, half of a group that shares a scale. What remains of a row comes in
+  groups of 32 channels, with n = 4.
+- Words come in pairs. In a 16-bit half of a pair lie codes of one word, the first word's in the lower halves, the
+  second's in the higher ones: of an FP8 pair half j of a word holds phases 2 j and 2 j + 1, of an FP4 pair phases 4 j
+  to 4 j + 3.
 
 | half | bits 15 to 0 |
 |---|---|
@@ -26,6 +31,7 @@ from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE, decode_fp4, decod
 MAX_FP8_SF_BYTE = 134  # a scale of 2**7
 MAX_FP4_SF_BYTE = 128  # a scale of 2
 ROWS_AT_ONCE = 4096  # of an FP8 weight that is interleaved in place
+BLOCK, WORD = 128, 8  # channels
 
 
 @dataclass(frozen=True)
@@ -113,48 +119,89 @@ class Fp4Weight:
 
 
 def fp8_interleaved(codes: torch.Tensor) -> torch.Tensor:
-    """[..., K] uint8 -> the same, each unit of 16 bytes interleaved."""
-    code = codes.unflatten(-1, (-1, 2, 4, 2)).int()  # unit, word, half, phase of two
-    first, second = code.unbind(-1)
-    half = ((first & 0x80) << 8) | ((first & 0x7F) << 4)
-    half |= ((second & 0x70) << 8) | ((second & 0x80) << 4) | (second & 0x0F)
-    return _halves_to_bytes(half, codes.shape)
+    """[..., K] uint8 -> the same, every block of 128 bytes, or group of 32 behind the last, interleaved."""
+    return _by_blocks(codes, lambda words: _to_bytes(_fp8_halves(words)))
 
 
 def fp8_in_order(codes: torch.Tensor) -> torch.Tensor:
     """The inverse of `fp8_interleaved`."""
-    half = _bytes_to_halves(codes, 4)
-    first = ((half >> 8) & 0x80) | ((half >> 4) & 0x7F)
-    second = ((half >> 8) & 0x70) | ((half >> 4) & 0x80) | (half & 0x0F)
-    return torch.stack((first, second), dim=-1).to(torch.uint8).view(codes.shape)
+    return _by_blocks_in_order(codes, 1, _fp8_codes)
 
 
 def fp4_interleaved(codes: torch.Tensor) -> torch.Tensor:
-    """[..., K / 2] uint8 -> the same, each unit of 8 bytes interleaved."""
-    low, high = (codes & 0x0F).int(), (codes >> 4).int()
-    a, b, c, d = torch.stack((low, high), dim=-1).flatten(-2).unflatten(-1, (-1, 2, 2, 4)).unbind(-1)
-    half = ((a & 8) << 12) | ((a & 7) << 6) | ((b & 8) << 9) | ((b & 7) << 3) | ((c & 8) << 6) | (c & 7)
-    half |= ((d & 8) << 11) | ((d & 1) << 13) | ((d & 6) << 9)
-    return _halves_to_bytes(half, codes.shape)
+    """[..., K / 2] uint8 -> the same, every block of 64 bytes, or group of 16 behind the last, interleaved."""
+    return _by_blocks(_nibbles(codes), lambda words: _to_bytes(_fp4_halves(words)))
 
 
 def fp4_in_order(codes: torch.Tensor) -> torch.Tensor:
     """The inverse of `fp4_interleaved`."""
-    half = _bytes_to_halves(codes, 2)
+    low, high = _by_blocks_in_order(codes, 2, _fp4_codes).unflatten(-1, (-1, 2)).unbind(-1)
+    return low | (high << 4)
+
+
+def _by_blocks(codes: torch.Tensor, to_bytes: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """[..., K] codes, one a byte -> bytes of interleaved words; `to_bytes` takes pairs of words, [..., 2, WORD]."""
+    parts = []
+    whole = codes.shape[-1] // BLOCK * BLOCK
+    for part, channels in ((codes[..., :whole], BLOCK), (codes[..., whole:], BLOCK_SIZE)):
+        words = part.unflatten(-1, (part.shape[-1] // channels, WORD, channels // WORD)).transpose(-1, -2)
+        parts.append(to_bytes(words.unflatten(-2, (-1, 2)).int()).flatten(-3))
+    return torch.cat(parts, dim=-1)
+
+
+def _by_blocks_in_order(
+    codes: torch.Tensor, codes_in_byte: int, to_codes: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """The inverse of `_by_blocks`; `to_codes` takes halves, [..., 2, halves of a word]."""
+    parts = []
+    whole = codes.shape[-1] * codes_in_byte // BLOCK * BLOCK // codes_in_byte
+    for part, channels in ((codes[..., :whole], BLOCK), (codes[..., whole:], BLOCK_SIZE)):
+        size = channels // codes_in_byte
+        pairs = part.unflatten(-1, (part.shape[-1] // size, channels // WORD // 2, 2 * WORD // codes_in_byte))
+        words = to_codes(_from_bytes(pairs)).flatten(-3, -2)  # [..., blocks, words, WORD]
+        parts.append(words.transpose(-1, -2).flatten(-3).to(torch.uint8))
+    return torch.cat(parts, dim=-1)
+
+
+def _nibbles(codes: torch.Tensor) -> torch.Tensor:
+    return torch.stack((codes & 0x0F, codes >> 4), dim=-1).flatten(-2)
+
+
+def _fp8_halves(words: torch.Tensor) -> torch.Tensor:
+    """[..., 2, WORD] codes -> [..., 2, 4] halves."""
+    first, second = words.unflatten(-1, (4, 2)).unbind(-1)
+    half = ((first & 0x80) << 8) | ((first & 0x7F) << 4)
+    return half | ((second & 0x70) << 8) | ((second & 0x80) << 4) | (second & 0x0F)
+
+
+def _fp8_codes(half: torch.Tensor) -> torch.Tensor:
+    first = ((half >> 8) & 0x80) | ((half >> 4) & 0x7F)
+    second = ((half >> 8) & 0x70) | ((half >> 4) & 0x80) | (half & 0x0F)
+    return torch.stack((first, second), dim=-1).flatten(-2)
+
+
+def _fp4_halves(words: torch.Tensor) -> torch.Tensor:
+    """[..., 2, WORD] codes -> [..., 2, 2] halves."""
+    a, b, c, d = words.unflatten(-1, (2, 4)).unbind(-1)
+    half = ((a & 8) << 12) | ((a & 7) << 6) | ((b & 8) << 9) | ((b & 7) << 3) | ((c & 8) << 6) | (c & 7)
+    return half | ((d & 8) << 11) | ((d & 1) << 13) | ((d & 6) << 9)
+
+
+def _fp4_codes(half: torch.Tensor) -> torch.Tensor:
     a, b = ((half >> 12) & 8) | ((half >> 6) & 7), ((half >> 9) & 8) | ((half >> 3) & 7)
     c = ((half >> 6) & 8) | (half & 7)
     d = ((half >> 11) & 8) | ((half >> 13) & 1) | ((half >> 9) & 6)
-    return torch.stack((a | (b << 4), c | (d << 4)), dim=-1).to(torch.uint8).view(codes.shape)
+    return torch.stack((a, b, c, d), dim=-1).flatten(-2)
 
 
-def _halves_to_bytes(half: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """half: [..., units, 2 words, halves] -> bytes: of each half the first word's, then the second's."""
+def _to_bytes(half: torch.Tensor) -> torch.Tensor:
+    """[..., 2, halves] -> [..., 2 * WORD / codes in a byte]: of each half the first word's, then the second's."""
     half = half.transpose(-1, -2)
-    return torch.stack((half & 0xFF, half >> 8), dim=-1).to(torch.uint8).reshape(shape)
+    return torch.stack((half & 0xFF, half >> 8), dim=-1).to(torch.uint8).flatten(-3)
 
 
-def _bytes_to_halves(codes: torch.Tensor, halves: int) -> torch.Tensor:
-    low, high = codes.unflatten(-1, (-1, halves, 2, 2)).int().unbind(-1)
+def _from_bytes(pairs: torch.Tensor) -> torch.Tensor:
+    low, high = pairs.unflatten(-1, (-1, 2, 2)).int().unbind(-1)
     return (low | (high << 8)).transpose(-1, -2)
 
 

@@ -111,22 +111,22 @@ def cases(sizes: Sizes, tokens: int, device: str) -> Iterator[Case]:
     x, head = make.normal(t, d), make.normal(t, sizes.heads, sizes.head_dim)
     streams, m = make.normal(t, sizes.streams, d), sizes.streams
     fp32 = {"dtype": torch.float32}
-    yield Case("rms_norm", "hidden", (x, make.normal(d), 1e-20), 4 * t * d)
+    yield Case("rms_norm", "hidden", (x, make.normal(d), 1e-20, True), 4 * t * d)
     yield Case("round_fp8", "hidden", (x,), 4 * t * d)
     cos_sin = make.normal(t, sizes.rope_dim, **fp32)
-    yield Case("rope", "query", (head, cos_sin, False), 4 * head.numel())
-    yield Case(
-        "swiglu", "shared expert", (make.normal(t, 2 * sizes.expert_width), 10.0, None), 8 * t * sizes.expert_width
-    )
+    yield Case("rope", "query", (head, cos_sin, False, False), 4 * head.numel())
+    yield Case("rope", "attended", (head, cos_sin, True, True), 4 * head.numel())
+    gate_up = make.normal(t, 2 * sizes.expert_width, **fp32), 10.0, None, True
+    yield Case("swiglu", "shared expert", gate_up, 10 * t * sizes.expert_width)
     coefficients = make.normal(t, m, **fp32), make.normal(t, m, m, **fp32)
     yield Case("mix_streams", "", (streams, x, *coefficients), 2 * (2 * m + 1) * t * d)
-    mixing = streams, make.normal(t, d, **fp32), *coefficients, coefficients[0], make.normal(d), 1e-20
-    yield Case("mix_collapse_norm", "", mixing, (4 * m + 2 + 4) * t * d)
+    mixing = streams, make.normal(t, d, **fp32), *coefficients, coefficients[0], make.normal(d), 1e-20, True
+    yield Case("mix_collapse_norm", "", mixing, (4 * m + 4 + 4) * t * d)
     yield Case("collapse_streams", "", (streams, coefficients[0]), 2 * (m + 1) * t * d)
     logits = m * (2 + m)
     fn = make.normal(logits, m * d, **fp32) * 0.01
-    mixing = streams, fn, make.normal(3, **fp32), make.normal(logits, **fp32), 1e-20, 1e-6, 20
-    yield Case("stream_coefficients", "", mixing, 2 * m * t * d + 4 * fn.numel(), 2.0 * t * fn.numel())
+    coefficients_of = streams, fn, make.normal(3, **fp32), make.normal(logits, **fp32), 1e-20, 1e-6, 20
+    yield Case("stream_coefficients", "", coefficients_of, 2 * m * t * d + 4 * fn.numel(), 2.0 * t * fn.numel())
     gate_bias = make.normal(sizes.experts, **fp32)
     gate = make.normal(t, sizes.experts, **fp32), gate_bias, gate_bias, None, sizes.top_k, 1.5
     yield Case("moe_gate", "", gate, 4 * t * sizes.experts, is_choice=True)
@@ -145,6 +145,11 @@ def cases(sizes: Sizes, tokens: int, device: str) -> Iterator[Case]:
         stored = make.normal(t, sizes.head_dim), cache, slots, record
         num_bytes = t * (2 * sizes.head_dim + size * cache.element_size())
         yield Case("store_kv_cache", record.value, stored, num_bytes, writes=1)
+    for record, width in ((Record.FP8, sizes.head_dim), (Record.FP4_INDEX, sizes.index_dim)):
+        cache = torch.zeros(-(-t // sizes.page), sizes.page, record.num_bytes(width), dtype=torch.uint8, device=device)
+        key = make.normal(t, width), make.normal(width), 1e-20, cos_sin, cache, slots, record, Record.PLAIN
+        num_bytes = t * (2 * width + 4 * sizes.rope_dim + record.num_bytes(width))
+        yield Case("norm_rope_store", record.value, key, num_bytes, writes=4)
     orders, heads = 3, 8
     primes = torch.full((orders, heads), 16381, device=device)
     offsets = torch.arange(orders * heads, device=device) * 16381
@@ -166,13 +171,13 @@ def cases(sizes: Sizes, tokens: int, device: str) -> Iterator[Case]:
     ):
         weight = make.fp8_weight(n, k)
         num_bytes = weight.codes.numel() + weight.sf.numel() + 2 * t * (n + k)
-        yield Case("linear_fp8", name, (make.normal(t, k), weight, True, torch.bfloat16), num_bytes, 2.0 * t * n * k)
+        yield Case("linear_fp8", name, (make.normal(t, k), weight, torch.bfloat16), num_bytes, 2.0 * t * n * k)
     group_width = sizes.heads * sizes.head_dim // sizes.o_groups
     weight = make.fp8_weight(sizes.o_groups * sizes.o_rank, group_width)
     grouped = make.normal(t, sizes.o_groups, group_width)
     num_bytes = weight.codes.numel() + 2 * t * (grouped[0].numel() + weight.shape[0])
     flops = 2.0 * t * weight.codes.numel()
-    yield Case("grouped_linear", "wo_a", (grouped, weight, True, torch.bfloat16), num_bytes, flops)
+    yield Case("grouped_linear", "wo_a", (grouped, weight, torch.bfloat16, True), num_bytes, flops)
     for name, n in (("router", sizes.experts), ("head", sizes.vocab)):
         plain = make.normal(n, d)
         num_bytes = 2 * plain.numel() + t * (2 * d + 4 * n)

@@ -94,6 +94,19 @@ def fp8_group_sf(amax):
 
 
 @triton.jit
+def rounded_to_fp8(values, AXIS: tl.constexpr):
+    """fp32 values to E4M3 times the power of two of their group, which lies along AXIS."""
+    scale = tl.expand_dims(fp8_group_sf(tl.max(tl.abs(values), AXIS)), AXIS)
+    return round_e4m3(values * reciprocal_of_power(scale)) * scale
+
+
+@triton.jit
+def row_rounded_to_fp8(values):
+    """`rounded_to_fp8` of a row of fp32 channels [n], whose groups are 32 neighbours; n is a multiple of 32."""
+    return tl.reshape(rounded_to_fp8(tl.reshape(values, [values.shape[0] // 32, 32]), 1), values.shape)
+
+
+@triton.jit
 def fp4_group_sf(amax):
     """``2 ** ceil(log2(max(amax, 6 * 2 ** -126) / 6))``: the scale of a group of 32 for E2M1. 6 is 1.5 * 2**2."""
     bits = tl.maximum(amax, 7.052966104933725e-38).to(tl.int32, bitcast=True)

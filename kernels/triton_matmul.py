@@ -14,42 +14,35 @@ import triton.language as tl
 
 from deepinfer_plugin.kernels import target
 from deepinfer_plugin.kernels.packed_weights import Fp8Weight
-from deepinfer_plugin.kernels.triton_phases import (
-    BLOCK,
-    FP8_BIAS,
-    Phased,
-    factor_words,
-    in_phases,
-    load_scales,
-    num_blocks,
-    phases,
-)
+from deepinfer_plugin.kernels.streams import is_beside
+from deepinfer_plugin.kernels.triton_formats import rounded_to_fp8
+from deepinfer_plugin.kernels.triton_packed import BLOCK, WORD, add_block, add_tail
 
 PIECE = 1024  # of K, of a plain product
 PROGRAMS = 384  # that a packed product should have for few tokens
 MIN_PIECE = 4  # blocks of K in a piece of a packed product
 MAX_SPLIT_TOKENS = 128  # from there on tiles alone fill the machine
+MIN_TOKENS = 8  # of a tensor core's columns
 MAX_TILES = 1 << 16  # of a product whose pieces are split
 
 
 def matmul(
-    x: torch.Tensor, weight: torch.Tensor | Fp8Weight, out_dtype: torch.dtype, round_to_fp8: bool = False
+    x: torch.Tensor, weight: torch.Tensor | Fp8Weight, out_dtype: torch.dtype, round_output: bool = False
 ) -> torch.Tensor:
     """``out[t, g] = x[t, g] @ weight[g].T``, summed in fp32, rounded once.
 
     Products are exact where both factors are bf16 (or FP8); otherwise they are those of fp32.
 
     Args:
-        x: [num_tokens, G, K], bf16 or fp32.
-        weight: [G * N, K], bf16, fp32 or FP8; FP8 needs an x that is exact in bf16.
-        round_to_fp8: round x first; for FP8 weights.
+        x: [num_tokens, G, K], bf16 or fp32; beside an FP8 weight exact in bf16.
+        weight: [G * N, K], bf16, fp32 or FP8.
+        round_output: round the result, in `out_dtype`, to FP8; beside an FP8 weight.
 
     Returns:
         [num_tokens, G, N], `out_dtype`, contiguous.
     """
     if isinstance(weight, Fp8Weight):
-        rows = in_phases(x.reshape(-1, x.shape[2]), round_to_fp8).values
-        return packed_matmul(Phased(rows.view(*x.shape[:2], rows.shape[1]), x.shape[2]), weight, out_dtype)
+        return _packed_product(x, weight, out_dtype, round_output)
     num_tokens, groups, depth = x.shape
     x = x if x.stride(2) == 1 else x.contiguous()
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
@@ -77,35 +70,42 @@ def matmul(
     return out
 
 
-def packed_matmul(x: Phased, weight: Fp8Weight, out_dtype: torch.dtype) -> torch.Tensor:
-    """``out[t, g] = x[t, g] @ weight[g].T``. x: [num_tokens, G, .] in phases; weight: [G * N, K]; as `matmul`."""
-    num_tokens, groups, _ = x.values.shape
-    columns, blocks = weight.shape[0] // groups, num_blocks(x.depth)
-    out = torch.empty(num_tokens, groups, columns, dtype=out_dtype, device=x.values.device)
+def _packed_product(x: torch.Tensor, weight: Fp8Weight, out_dtype: torch.dtype, round_output: bool) -> torch.Tensor:
+    num_tokens, groups, depth = x.shape
+    x = aligned_bf16(x)
+    columns, blocks = weight.shape[0] // groups, depth // BLOCK.value
+    out = torch.empty(num_tokens, groups, columns, dtype=out_dtype, device=x.device)
     if not out.numel():
         return out
     # by the weight's shape alone: the cut is part of the order of a sum
-    pieces = min(triton.cdiv(PROGRAMS * 64, weight.shape[0]), triton.cdiv(blocks, MIN_PIECE))
+    pieces = max(1, min(triton.cdiv(PROGRAMS * 64, weight.shape[0]), triton.cdiv(blocks, MIN_PIECE)))
     rows, warps, stages = packed_tile(num_tokens)
     tile = _Tile(num_tokens, pieces, rows)
     tiles = triton.cdiv(columns, tile.rows)
-    whole = x.depth % BLOCK.value == 0
+    whole = depth % BLOCK.value == 0
     words = weight.interleave().codes.view(torch.int64)
     sf = weight.sf.view(torch.int32) if whole else weight.sf
     parts, finished = tile.workspace(out)
     _packed_matmul[(groups * tiles, triton.cdiv(num_tokens, tile.tokens), tile.splits)](
-        *(x.values, words, sf, out, parts, finished, num_tokens, columns, x.depth, blocks, groups, tiles),
-        *(x.values.stride(0), x.values.stride(1), words.stride(0), sf.stride(0), out.numel()),
+        *(x, words, sf, out, parts, finished, num_tokens, columns, depth, blocks, groups, tiles),
+        *(x.stride(0), x.stride(1), words.stride(0), sf.stride(0), out.numel()),
         WHOLE=whole,
         PIECES=pieces,
         SPLIT=tile.splits > 1,
-        PIECE=triton.cdiv(blocks, pieces),
+        PIECE=max(1, triton.cdiv(blocks, pieces)),
+        ROUND_OUTPUT=round_output,
         ROWS=tile.rows,
         TOKENS=tile.tokens,
         num_warps=warps,
         num_stages=stages,
     )
     return out
+
+
+def aligned_bf16(x: torch.Tensor) -> torch.Tensor:
+    """x in bf16, its rows where vectors of 16 bytes can be read."""
+    aligned = x.stride(-1) == 1 and not any(stride % WORD.value for stride in (*x.stride()[:-1], x.storage_offset()))
+    return (x if aligned else x.contiguous()).to(torch.bfloat16)
 
 
 def most_tokens() -> int:
@@ -121,8 +121,12 @@ def packed_tile(num_tokens: int) -> tuple[int, int, int]:
     """
     many = num_tokens > MAX_SPLIT_TOKENS and most_tokens() == 128
     rows, warps = (128, 8) if many else (64, 2)
-    tokens = min(most_tokens(), max(16, triton.next_power_of_2(num_tokens)))
-    return rows, warps, stages(rows * BLOCK.value, rows, tokens, 3)
+    return rows, warps, stages(rows * BLOCK.value, rows, token_tile(num_tokens), 3)
+
+
+def token_tile(num_tokens: int) -> int:
+    """Tokens of a program: a column of a tensor-core product is computed alike in any of them."""
+    return min(most_tokens(), max(MIN_TOKENS, triton.next_power_of_2(num_tokens)))
 
 
 def stages(weight_bytes: int, rows: int, tokens: int, most: int) -> int:
@@ -137,19 +141,20 @@ class _Tile:
     def __init__(self, num_tokens: int, pieces: int, rows: int) -> None:
         self.pieces, self.rows = pieces, rows
         self.splits = pieces if num_tokens <= MAX_SPLIT_TOKENS else 1
-        self.tokens = min(most_tokens(), max(16, triton.next_power_of_2(num_tokens)))
+        self.tokens = token_tile(num_tokens)
 
     def workspace(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Where split pieces leave their parts, and who counts them."""
         if self.splits == 1:
             return out, out
-        return out.new_empty(self.splits, *out.shape, dtype=torch.float32), _finished_pieces(out.device)
+        finished = _finished_pieces(out.device)[int(is_beside(out.device))]
+        return out.new_empty(self.splits, *out.shape, dtype=torch.float32), finished
 
 
 @cache
 def _finished_pieces(device: torch.device) -> torch.Tensor:
-    """Zeros between products: whoever finishes a tile sets its count back. For products on one stream."""
-    return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
+    """Zeros between products, for each stream: whoever finishes a tile sets its count back."""
+    return torch.zeros(2, MAX_TILES, dtype=torch.int32, device=device)
 
 
 @triton.jit
@@ -198,9 +203,9 @@ def _matmul(
     place = (token[None, :] * groups + group) * columns + row[:, None]
     present = (row < columns)[:, None] & (token < num_tokens)[None, :]
     if SPLIT:
-        _finish(total, out, parts, finished, place, present, out_size, PIECES)
+        _finish(total, out, parts, finished, place, present, out_size, PIECES, False)
     else:
-        tl.store(out + place, total.to(out.dtype.element_ty), present)
+        _store(total, out, place, present, False)
 
 
 @triton.jit
@@ -226,6 +231,7 @@ def _packed_matmul(
     PIECES: tl.constexpr,
     SPLIT: tl.constexpr,
     PIECE: tl.constexpr,
+    ROUND_OUTPUT: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
@@ -234,7 +240,7 @@ def _packed_matmul(
     row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
     token = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     weight_row = (group * columns + row).to(tl.int64)
-    word, row_present, token_present = tl.arange(0, BLOCK // 8), row < columns, token < num_tokens
+    word, row_present, token_present = tl.arange(0, BLOCK // WORD), row < columns, token < num_tokens
     word_rows = words + weight_row[:, None] * words_row + word[None, :]
     sf_rows = sf + weight_row // 32 * sf_row
     x_rows = x + token[:, None] * x_token + group * x_group + word[None, :]
@@ -242,32 +248,36 @@ def _packed_matmul(
     last = tl.minimum(first + PIECE, blocks) if SPLIT else blocks
     total, part = tl.zeros([ROWS, TOKENS], tl.float32), tl.zeros([ROWS, TOKENS], tl.float32)
     for block in range(first, last):
-        if WHOLE:
-            tile = tl.load(word_rows + block * (BLOCK // 8), row_present[:, None], 0)
-            scales = tl.load(sf_rows + block, row_present, 0)
-        else:
-            inside = (word + block * (BLOCK // 8)) * 8 < depth
-            tile = tl.load(word_rows + block * (BLOCK // 8), row_present[:, None] & inside[None, :], 0)
-            scales = load_scales(sf_rows, block, depth // 32, row_present)
-        operands = phases(tile, factor_words(scales, FP8_BIAS), False)
-        for phase in tl.static_range(8):
-            factor = tl.load(x_rows + block * BLOCK + phase * (BLOCK // 8), token_present[:, None], 0.0)
-            part = tl.dot(operands[phase], tl.trans(factor), part)
+        part = add_block(part, word_rows, sf_rows, x_rows, block, row_present, token_present, WHOLE, False)
         if not SPLIT and PIECES > 1:  # noqa: SIM102 (the first is the compiler's, the second the program's)
-            if (block + 1) % PIECE == 0:
+            if ((block + 1) % PIECE == 0) & (block + 1 < blocks):
                 total += part
                 part = tl.zeros([ROWS, TOKENS], tl.float32)
+    if not WHOLE:  # noqa: SIM102
+        if last == blocks:
+            part = add_tail(part, word_rows, sf_rows, x_rows, depth, row_present, token_present, False)
     total += part
     place = (token[None, :] * groups + group) * columns + row[:, None]
     present = row_present[:, None] & token_present[None, :]
     if SPLIT:
-        _finish(total, out, parts, finished, place, present, out_size, PIECES)
+        _finish(total, out, parts, finished, place, present, out_size, PIECES, ROUND_OUTPUT)
     else:
-        tl.store(out + place, total.to(out.dtype.element_ty), present)
+        _store(total, out, place, present, ROUND_OUTPUT)
 
 
 @triton.jit
-def _finish(total, out, parts, finished, place, present, out_size, num_pieces):
+def _store(total, out, place, present, ROUND: tl.constexpr):
+    """ROUND: to FP8, groups of 32 rows of the weight, whose first the tile holds."""
+    total = total.to(out.dtype.element_ty)
+    if ROUND:
+        groups: tl.constexpr = total.shape[0] // 32
+        of_group = tl.reshape(total.to(tl.float32), [groups, 32, total.shape[1]])
+        total = tl.reshape(rounded_to_fp8(of_group, 1), total.shape).to(total.dtype)
+    tl.store(out + place, total, present)
+
+
+@triton.jit
+def _finish(total, out, parts, finished, place, present, out_size, num_pieces, ROUND: tl.constexpr):
     """Leave this piece's `total`; the last to come adds all pieces of the tile in order and stores the sum."""
     split = tl.program_id(2).to(tl.int64)
     tl.store(parts + split * out_size + place, total, present)
@@ -278,5 +288,5 @@ def _finish(total, out, parts, finished, place, present, out_size, num_pieces):
         for piece in range(num_pieces):
             part = parts + tl.cast(piece, tl.int64) * out_size + place
             total += tl.load(part, present, 0.0, cache_modifier=".cg")
-        tl.store(out + place, total.to(out.dtype.element_ty), present)
+        _store(total, out, place, present, ROUND)
         tl.store(finished + tile, 0)

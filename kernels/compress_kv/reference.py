@@ -18,4 +18,4 @@ def compress_kv(
         # softmax over the last axis: over another one, torch gives a row's tail channels other last bits
         weights = torch.stack((previous_score, score), dim=-1).softmax(-1)  # [num_tokens, head_dim, 2]
         value = weights[..., 0] * previous_value + weights[..., 1] * value
-    return rms_norm(value.to(out_dtype), norm_weight, eps)
+    return rms_norm(value.to(out_dtype), norm_weight, eps, False)

@@ -7,17 +7,16 @@ import triton.language as tl
 from deepinfer_plugin.kernels.triton_formats import (
     fp4_group_sf,
     fp4_kv_group_sf,
-    fp8_group_sf,
     reciprocal_of_power,
     round_e2m1,
-    round_e4m3,
+    rounded_to_fp8,
 )
 
 GROUPS = 32
 
 
-def round_fp8(x: torch.Tensor) -> torch.Tensor:
-    return _rounded(x, "fp8", 32)
+def round_fp8(x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    return _rounded(x, "fp8", 32, out_dtype)
 
 
 def round_fp4_index(x: torch.Tensor) -> torch.Tensor:
@@ -28,9 +27,9 @@ def round_fp4_kv(x: torch.Tensor) -> torch.Tensor:
     return _rounded(x, "fp4_kv", 16)
 
 
-def _rounded(x: torch.Tensor, form: str, group_size: int) -> torch.Tensor:
+def _rounded(x: torch.Tensor, form: str, group_size: int, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     x = x.contiguous()
-    out = torch.empty_like(x)
+    out = torch.empty_like(x, dtype=out_dtype)
     num_groups = x.numel() // group_size
     if num_groups:
         _round[(triton.cdiv(num_groups, GROUPS),)](x, out, num_groups, form, group_size, GROUPS, num_warps=2)
@@ -45,8 +44,7 @@ def _round(x, out, num_groups, FORM: tl.constexpr, GROUP_SIZE: tl.constexpr, GRO
     values = tl.load(x + element, inside, 0.0).to(tl.float32)
     amax = tl.max(tl.abs(values), 1)
     if FORM == "fp8":
-        sf = fp8_group_sf(amax)[:, None]
-        rounded = round_e4m3(values * reciprocal_of_power(sf)) * sf
+        rounded = rounded_to_fp8(values, 1)
     elif FORM == "fp4_index":
         sf = fp4_group_sf(amax)[:, None]
         rounded = round_e2m1(values * reciprocal_of_power(sf)) * sf

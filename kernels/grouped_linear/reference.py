@@ -8,10 +8,10 @@ from deepinfer_plugin.kernels.row_gemm import row_gemm
 
 
 def grouped_linear(
-    x: torch.Tensor, weight: torch.Tensor | Fp8Weight, round_input: bool, out_dtype: torch.dtype
+    x: torch.Tensor, weight: torch.Tensor | Fp8Weight, out_dtype: torch.dtype, round_output: bool
 ) -> torch.Tensor:
-    x = round_fp8(x) if round_input else x
     if isinstance(weight, Fp8Weight):
         weight = weight.decoded().unflatten(0, (x.shape[1], -1))
     products = [row_gemm(rows.float(), w.float()) for rows, w in zip(x.unbind(1), weight, strict=True)]
-    return torch.stack(products, dim=1).to(out_dtype)
+    out = torch.stack(products, dim=1).to(out_dtype)
+    return round_fp8(out) if round_output else out

@@ -8,8 +8,9 @@ from deepinfer_plugin.kernels.triton_matmul import matmul
 
 
 def grouped_linear(
-    x: torch.Tensor, weight: torch.Tensor | Fp8Weight, round_input: bool, out_dtype: torch.dtype
+    x: torch.Tensor, weight: torch.Tensor | Fp8Weight, out_dtype: torch.dtype, round_output: bool
 ) -> torch.Tensor:
     if isinstance(weight, Fp8Weight):
-        return matmul(x, weight, out_dtype, round_input)
-    return matmul(round_fp8(x) if round_input else x, weight.flatten(0, 1), out_dtype)
+        return matmul(x, weight, out_dtype, round_output)
+    out = matmul(x, weight.flatten(0, 1), out_dtype)
+    return round_fp8(out) if round_output else out

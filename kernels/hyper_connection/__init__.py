@@ -42,20 +42,22 @@ def mix_collapse_norm(
     pre_mix: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    round_to_fp8: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`mix_streams`, then the next sub-layer's input: `rms_norm` of `collapse_streams` of the mixed streams.
 
     Args:
         streams, y, post, comb: as for `mix_streams`.
         pre_mix: as for `collapse_streams`.
         weight, eps: [hidden_size], as for `rms_norm`.
+        round_to_fp8: the input is wanted rounded by `round_fp8` besides; hidden_size is a multiple of 32.
 
     Returns:
-        The mixed streams and [num_tokens, hidden_size], both in the dtype of `streams`, rounded where the three ops
-        round. A row does not depend on the other rows.
+        The mixed streams, the input [num_tokens, hidden_size], and the input rounded to FP8, or else as it is; in the
+        dtype of `streams`, rounded where the three ops round. A row does not depend on the other rows.
 
     Raises:
-        ValueError: shapes that do not fit, or coefficients that are not fp32.
+        ValueError: shapes that do not fit, coefficients that are not fp32, or a width that cannot be rounded.
 
     Source: model specification, section 2.2, steps 1, 4 and 5.
     """
@@ -63,7 +65,9 @@ def mix_collapse_norm(
     _check_pre_mix("mix_collapse_norm", streams, pre_mix)
     if weight.shape != streams.shape[2:]:
         raise ValueError(f"mix_collapse_norm: weight must be [{streams.shape[2]}], got {tuple(weight.shape)}")
-    return MIX_COLLAPSE_NORM(streams, y, post, comb, pre_mix, weight, eps)
+    if round_to_fp8 and streams.shape[2] % 32:
+        raise ValueError(f"mix_collapse_norm: to be rounded, rows must be multiples of 32, got {streams.shape[2]}")
+    return MIX_COLLAPSE_NORM(streams, y, post, comb, pre_mix, weight, eps, round_to_fp8)
 
 
 def stream_coefficients(

@@ -4,6 +4,7 @@ from functools import cache
 
 import torch
 
+from deepinfer_plugin.kernels.quant_formats import round_fp8
 from deepinfer_plugin.kernels.rms_norm.reference import rms_norm
 from deepinfer_plugin.kernels.row_gemm import row_gemm
 
@@ -44,9 +45,11 @@ def mix_collapse_norm(
     pre_mix: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    round_to_fp8: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     mixed = mix_streams(streams, y, post, comb)
-    return mixed, rms_norm(collapse_streams(mixed, pre_mix), weight, eps)
+    hidden = rms_norm(collapse_streams(mixed, pre_mix), weight, eps, False)
+    return mixed, hidden, round_fp8(hidden) if round_to_fp8 else hidden
 
 
 def _doubly_stochastic(logits: torch.Tensor, eps: float, num_iters: int) -> torch.Tensor:

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from deepinfer_plugin.kernels.triton_formats import row_rounded_to_fp8
+
 BLOCK = 1024  # channels of a program of the elementwise ops
 CHUNK = 256  # elements of a piece of the coefficients' sums
 TOKENS = 8  # that a program of those sums takes, where there are many
@@ -48,18 +50,20 @@ def mix_collapse_norm(
     pre_mix: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    round_to_fp8: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     num_tokens, num_streams, hidden_size = streams.shape
     streams, y = streams.contiguous(), y.contiguous()
     mixed, hidden = torch.empty_like(streams), torch.empty(y.shape, dtype=streams.dtype, device=streams.device)
+    rounded = torch.empty_like(hidden) if round_to_fp8 else hidden
     if mixed.numel():
         block = triton.next_power_of_2(hidden_size)
         _mix_collapse_norm[(num_tokens,)](
             *(streams, y, post.contiguous(), comb.contiguous(), pre_mix.contiguous(), weight, mixed, hidden),
-            *(hidden_size, eps, num_streams, block),
+            *(rounded, hidden_size, eps, num_streams, block, round_to_fp8),
             num_warps=min(16, max(1, block // 512)),
         )
-    return mixed, hidden
+    return mixed, hidden, rounded
 
 
 @triton.jit
@@ -72,10 +76,12 @@ def _mix_collapse_norm(
     weight,
     mixed_streams,
     hidden,
+    rounded,
     hidden_size,
     eps,
     STREAMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROUND: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK)
@@ -94,7 +100,11 @@ def _mix_collapse_norm(
     collapsed = collapsed.to(streams.dtype.element_ty).to(tl.float32)
     factor = tl.rsqrt(tl.sum(collapsed * collapsed) / hidden_size + eps)
     scaled = collapsed * factor * tl.load(weight + channel, inside, 0.0).to(tl.float32)
-    tl.store(hidden + token * hidden_size + channel, scaled.to(hidden.dtype.element_ty), inside)
+    scaled = scaled.to(hidden.dtype.element_ty)
+    tl.store(hidden + token * hidden_size + channel, scaled, inside)
+    if ROUND:
+        scaled = row_rounded_to_fp8(scaled.to(tl.float32)).to(scaled.dtype)
+        tl.store(rounded + token * hidden_size + channel, scaled, inside)
 
 
 def collapse_streams(streams: torch.Tensor, pre_mix: torch.Tensor) -> torch.Tensor:

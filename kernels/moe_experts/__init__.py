@@ -16,16 +16,17 @@ def moe_experts(
     topk_weights: torch.Tensor,
     expert_start: int,
     limit: float,
-    round_input: bool,
+    round_activation: bool,
     added: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Sum ``w2 @ round(swiglu(w13 @ round(x)) * weight)`` over every token's chosen local experts.
+    """Sum ``w2 @ round(swiglu(w13 @ x) * weight)`` over every token's chosen local experts.
 
     The intermediate results stay fp32; `round` is `round_fp8` or nothing. The sum runs in the order of `topk_ids`, so
     it is in ascending expert order for the ids of `moe_gate`.
 
     Args:
-        x: [num_tokens, hidden_size], bf16 or fp32.
+        x: [num_tokens, hidden_size], bf16 or fp32, exact in bf16 beside packed weights; rounded to FP8 already, as
+            the activation will be.
         w13: [num_local_experts, 2 * intermediate_size, hidden_size], fp32 or FP4; gate rows first, then up rows.
         w2: [num_local_experts, hidden_size, intermediate_size], fp32 or FP4.
         topk_ids: [num_tokens, top_k], int64, distinct and ascending in every row. Ids outside [expert_start,
@@ -33,7 +34,7 @@ def moe_experts(
         topk_weights: [num_tokens, top_k], fp32: applied before the activation is rounded.
         expert_start: id of the first local expert.
         limit: `swiglu_limit` of the checkpoint's config, > 0.
-        round_input: round the inputs of both products to FP8; False = for debugging.
+        round_activation: round the second product's input to FP8; False = for debugging.
         added: [num_tokens, hidden_size], fp32, added to the sum, last: the shared expert's output, say.
 
     Returns:
@@ -66,4 +67,4 @@ def moe_experts(
         raise ValueError(f"moe_experts: added must be fp32 {tuple(x.shape)}, got {added.dtype} {tuple(added.shape)}")
     if limit <= 0:
         raise ValueError(f"moe_experts: limit must be positive, got {limit}")
-    return TABLE(x, w13, w2, topk_ids, topk_weights, expert_start, limit, round_input, added)
+    return TABLE(x, w13, w2, topk_ids, topk_weights, expert_start, limit, round_activation, added)

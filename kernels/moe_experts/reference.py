@@ -22,10 +22,10 @@ def moe_experts(
     topk_weights: torch.Tensor,
     expert_start: int,
     limit: float,
-    round_input: bool,
+    round_activation: bool,
     added: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    routed = _routed(x, w13, w2, topk_ids, topk_weights, expert_start, limit, round_input)
+    routed = _routed(x, w13, w2, topk_ids, topk_weights, expert_start, limit, round_activation)
     return routed if added is None else routed + added
 
 
@@ -37,7 +37,7 @@ def _routed(
     topk_weights: torch.Tensor,
     expert_start: int,
     limit: float,
-    round_input: bool,
+    round_activation: bool,
 ) -> torch.Tensor:
     (num_tokens, hidden_size), (num_experts, _, intermediate_size), top_k = x.shape, w2.shape, topk_ids.shape[1]
     if num_experts == 0 or topk_ids.numel() == 0:
@@ -57,14 +57,13 @@ def _routed(
     num_tiles = len(tile_experts)
     num_slots = num_tiles * TILE_SIZE
 
-    inputs = round_fp8(x.float()) if round_input else x.float()
-    pair_inputs = inputs.unsqueeze(1).expand(-1, top_k, -1).reshape(-1, hidden_size)
+    pair_inputs = x.float().unsqueeze(1).expand(-1, top_k, -1).reshape(-1, hidden_size)
     rows = pair_inputs.new_zeros(num_slots + 1, hidden_size).index_copy_(0, slots, pair_inputs)[:num_slots]
     weights = topk_weights.new_zeros(num_slots + 1).index_copy_(0, slots, topk_weights.flatten())[:num_slots]
 
     gate_up = tile_gemm(rows.view(num_tiles, TILE_SIZE, hidden_size), w13, tile_experts)
     activation = swiglu(gate_up.view(num_slots, 2 * intermediate_size), limit, weights)
-    activation = round_fp8(activation) if round_input else activation
+    activation = round_fp8(activation) if round_activation else activation
     outputs = tile_gemm(activation.view(num_tiles, TILE_SIZE, intermediate_size), w2, tile_experts)
 
     pair_outputs = outputs.view(num_slots, hidden_size)[slots.clamp(max=num_slots - 1)]

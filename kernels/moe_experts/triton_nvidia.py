@@ -12,21 +12,11 @@ from deepinfer_plugin.kernels import target
 from deepinfer_plugin.kernels.moe_experts.triton_tiles import pairs_in_tiles
 from deepinfer_plugin.kernels.packed_weights import Fp4Weight
 from deepinfer_plugin.kernels.swiglu.triton_nvidia import clamped_swiglu
-from deepinfer_plugin.kernels.triton_matmul import most_tokens, stages
-from deepinfer_plugin.kernels.triton_phases import (
-    BLOCK,
-    FP4_BIAS,
-    Phased,
-    factor_words,
-    in_phases,
-    load_scales,
-    num_blocks,
-    phases,
-    place_of,
-    rounded_to_fp8,
-)
+from deepinfer_plugin.kernels.triton_formats import row_rounded_to_fp8
+from deepinfer_plugin.kernels.triton_matmul import MIN_TOKENS, aligned_bf16, most_tokens, stages
+from deepinfer_plugin.kernels.triton_packed import BLOCK, WORD, add_block, add_tail
 
-SUM_BLOCK = 1024
+ACTIVATION_BLOCK, SUM_BLOCK = 256, 1024  # channels of a program
 
 
 def moe_experts(
@@ -37,25 +27,24 @@ def moe_experts(
     topk_weights: torch.Tensor,
     expert_start: int,
     limit: float,
-    round_input: bool,
+    round_activation: bool,
     added: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    if not (isinstance(w13, Fp4Weight) and isinstance(w2, Fp4Weight) and round_input):
-        raise NotImplementedError("moe_experts: in Triton experts must be packed FP4 and their inputs rounded to FP8")
+    if not (isinstance(w13, Fp4Weight) and isinstance(w2, Fp4Weight) and round_activation):
+        raise NotImplementedError("moe_experts: in Triton experts must be packed FP4, their activation rounded to FP8")
     (num_tokens, hidden_size), (num_experts, _, width), top_k = x.shape, w2.shape, topk_ids.shape[1]
     out = torch.empty(num_tokens, hidden_size, dtype=torch.float32, device=x.device)
     if num_experts == 0 or topk_ids.numel() == 0:
         return out.zero_() if added is None else out.copy_(added)
     num_pairs = num_tokens * top_k
     most = 32 if target.compute_capability() == 100 else most_tokens()  # SM100: as `packed_tile` says
-    tokens = min(most, max(16, triton.next_power_of_2(num_pairs // num_experts + 1)))
+    tokens = min(most, max(MIN_TOKENS, triton.next_power_of_2(num_pairs // num_experts + 1)))
     tile_pairs, tile_experts = pairs_in_tiles(topk_ids.flatten(), expert_start, num_experts, tokens)
     tiles = tile_pairs, tile_experts, num_pairs
-    gate_up = _product(in_phases(x, round_to_fp8=True), w13, *tiles, top_k, tokens)
-    activation = Phased.empty(num_pairs, depth=width, device=x.device)
-    _activate[(num_pairs, num_blocks(width))](
-        *(gate_up, topk_weights, topk_ids, activation.values, width, limit, expert_start, num_experts),
-        *(activation.values.stride(0),),
+    gate_up = _product(aligned_bf16(x), w13, *tiles, top_k, tokens)
+    activation = torch.empty(num_pairs, width, dtype=torch.bfloat16, device=x.device)
+    _activate[(num_pairs, triton.cdiv(width, ACTIVATION_BLOCK))](
+        *(gate_up, topk_weights, topk_ids, activation, width, limit, expert_start, num_experts, ACTIVATION_BLOCK),
         num_warps=1,
     )
     products = _product(activation, w2, *tiles, 1, tokens)
@@ -66,7 +55,7 @@ def moe_experts(
 
 
 def _product(
-    x: Phased,
+    x: torch.Tensor,
     weight: Fp4Weight,
     tile_pairs: torch.Tensor,
     tile_experts: torch.Tensor,
@@ -79,11 +68,11 @@ def _product(
     whole = depth % BLOCK.value == 0
     words = weight.interleave().codes.view(torch.int32)
     sf = weight.sf.view(torch.int32) if whole else weight.sf
-    out = torch.empty(num_pairs, columns, dtype=torch.float32, device=x.values.device)
+    out = torch.empty(num_pairs, columns, dtype=torch.float32, device=x.device)
     rows, warps, num_stages = expert_tile(tokens)
     _expert_product[(len(tile_experts), triton.cdiv(columns, rows))](
-        *(x.values, words, sf, out, tile_pairs, tile_experts, num_pairs, columns, depth, num_blocks(depth)),
-        *(pairs_of_row, x.values.stride(0)),
+        *(x, words, sf, out, tile_pairs, tile_experts, num_pairs, columns, depth, depth // BLOCK.value),
+        *(pairs_of_row, x.stride(0)),
         WHOLE=whole,
         TOKENS=tokens,
         ROWS=rows,
@@ -95,7 +84,7 @@ def _product(
 
 def expert_tile(tokens: int) -> tuple[int, int, int]:
     """Weight rows of a program, its warps and its stages. 64 rows take at most four warps: more would share rows."""
-    rows, warps = (64, 4) if tokens <= 64 else (128, 8)
+    rows, warps = (64, 2) if tokens <= 32 else (64, 4) if tokens <= 64 else (128, 8)
     return rows, warps, stages(rows * BLOCK.value // 2, rows, tokens, 3)
 
 
@@ -126,23 +115,15 @@ def _expert_product(
     expert = tl.load(tile_experts + tile).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     row_present = row < columns
-    word = tl.arange(0, BLOCK // 8)
+    word = tl.arange(0, BLOCK // WORD)
     x_rows = x + (pair // pairs_of_row)[:, None] * x_row + word[None, :]
-    word_rows = words + (expert * columns + row)[:, None] * (depth // 8) + word[None, :]
+    word_rows = words + (expert * columns + row)[:, None] * (depth // WORD) + word[None, :]
     sf_rows = sf + (expert * columns + row) * (depth // (BLOCK if WHOLE else 32))
     total = tl.zeros([ROWS, TOKENS], tl.float32)
     for block in range(blocks):
-        if WHOLE:
-            codes = tl.load(word_rows + block * (BLOCK // 8), row_present[:, None], 0)
-            scales = tl.load(sf_rows + block, row_present, 0)
-        else:
-            inside = row_present[:, None] & ((word + block * (BLOCK // 8)) * 8 < depth)[None, :]
-            codes = tl.load(word_rows + block * (BLOCK // 8), inside, 0)
-            scales = load_scales(sf_rows, block, depth // 32, row_present)
-        operands = phases(codes, factor_words(scales, FP4_BIAS), True)
-        for phase in tl.static_range(8):
-            factor = tl.load(x_rows + block * BLOCK + phase * (BLOCK // 8), present[:, None], 0.0)
-            total = tl.dot(operands[phase], tl.trans(factor), total)
+        total = add_block(total, word_rows, sf_rows, x_rows, block, row_present, present, WHOLE, True)
+    if not WHOLE:
+        total = add_tail(total, word_rows, sf_rows, x_rows, depth, row_present, present, True)
     tl.store(out + pair[None, :] * columns + row[:, None], total, row_present[:, None] & present[None, :])
 
 
@@ -156,18 +137,18 @@ def _activate(
     limit,
     expert_start,
     num_experts,
-    activation_row,
+    CHANNELS: tl.constexpr,
 ):
-    """``round_fp8(swiglu(gate, up) * weight)`` of a local pair's block of channels, in phases; 0 behind the last."""
+    """``round_fp8(swiglu(gate, up) * weight)`` of some channels of a local pair."""
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(topk_ids + pair) - expert_start
     if (expert < 0) | (expert >= num_experts):
         return
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     row = gate_up + pair * 2 * width + channel
     gate, up = tl.load(row, channel < width, 0.0), tl.load(row + width, channel < width, 0.0)
-    value = rounded_to_fp8(clamped_swiglu(gate, up, limit) * tl.load(topk_weights + pair))
-    tl.store(activation + pair * activation_row + place_of(channel), value.to(tl.bfloat16))
+    value = row_rounded_to_fp8(clamped_swiglu(gate, up, limit) * tl.load(topk_weights + pair))
+    tl.store(activation + pair * width + channel, value.to(tl.bfloat16), channel < width)
 
 
 @triton.jit

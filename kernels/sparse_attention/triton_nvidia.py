@@ -15,7 +15,7 @@ from deepinfer_plugin.kernels.triton_records import load_rows
 
 WIDE = 90  # compute capability whose tensor cores want 64 rows; SM100's too, but there the sums outgrow their memory
 MAX_SPLIT_TOKENS = 16  # up to here tiles are computed side by side
-MERGED_HEADS, MERGED = 4, 128  # heads and channels of a program that merges
+MERGED_HEADS, MERGED = 1, 128  # heads and channels of a program that merges
 
 
 def sparse_attention(
@@ -52,6 +52,8 @@ def sparse_attention(
         *(query.stride(0), query.stride(1), indices.stride(0)),
         *(num_heads, window_size, indices.shape[1], window_tiles, tiles, scale, head_dim),
         HALF=max(16, triton.next_power_of_2(head_dim) // 2),
+        WINDOW_STATES=window.cache.shape[1],
+        SELECTED_STATES=chosen.cache.shape[1],
         WINDOW_RECORD=window.record.value,
         SELECTED_RECORD=chosen.record.value,
         EXACT=query.dtype == torch.bfloat16,
@@ -71,7 +73,7 @@ def sparse_attention(
 def _table(pages: Pages) -> tuple[torch.Tensor | int, ...]:
     cache, table = pages.cache, pages.block_table
     cache = cache if cache.stride(2) == 1 else cache.contiguous()
-    return cache, table, pages.request_ids, cache.stride(0), cache.stride(1), table.stride(0), cache.shape[1]
+    return cache, table, pages.request_ids, cache.stride(0), cache.stride(1), table.stride(0)
 
 
 @triton.jit
@@ -83,14 +85,12 @@ def _sparse_attention(
     window_block,
     window_state,
     window_row,
-    window_size_of_block,
     selected,
     selected_table,
     selected_requests,
     selected_block,
     selected_state,
     selected_row,
-    selected_size_of_block,
     positions,
     selected_indices,
     sink,
@@ -108,6 +108,8 @@ def _sparse_attention(
     scale,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
+    WINDOW_STATES: tl.constexpr,
+    SELECTED_STATES: tl.constexpr,
     WINDOW_RECORD: tl.constexpr,
     SELECTED_RECORD: tl.constexpr,
     EXACT: tl.constexpr,
@@ -115,19 +117,23 @@ def _sparse_attention(
     HEADS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """SPLIT: one tile a program, its softmax to `sums` and `states`; otherwise all of them, merged into `out`."""
+    """SPLIT: one tile a program, its softmax to `sums` and `states`; otherwise all of them, merged into `out`.
+
+    _STATES: of a block; a constant, because divisions by it are many.
+    """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pair = tl.arange(0, HALF)
     inside = (head < num_heads)[:, None] & (2 * pair < HEAD_DIM)[None, :]
-    q = query + token * query_token + head[:, None] * query_head + 2 * pair[None, :]
+    q = query + token * query_token + head[:, None] * query_head
     if EXACT:  # two channels at once
-        both = tl.load(q.to(tl.pointer_type(tl.int32)), inside, 0)
+        both = tl.load(q.to(tl.pointer_type(tl.int32)) + pair[None, :], inside, 0)
         q_even = (both & 0xFFFF).to(tl.int16).to(tl.bfloat16, bitcast=True)
         q_odd = (both >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     else:
+        q += 2 * pair[None, :]
         q_even, q_odd = tl.load(q, inside, 0.0), tl.load(q + 1, inside, 0.0)
-    position = tl.load(positions + token)
+    position = tl.load(positions + token).to(tl.int32)
     window_row_table = window_table + tl.load(window_requests + token) * window_row
     selected_row_table = selected_table + tl.load(selected_requests + token) * selected_row
     ONE_RECORD: tl.constexpr = WINDOW_RECORD == SELECTED_RECORD
@@ -137,12 +143,12 @@ def _sparse_attention(
         newest = position - window_size + 1 + place
         if tile < window_tiles:
             state = tl.where(place < window_size, newest, -1)
-            rows, present = _find(window_row_table, state, window_size_of_block, window_block, window_state)
+            rows, present = _find(window_row_table, state, WINDOW_STATES, window_block, window_state)
             k_even, k_odd = load_rows(window, rows, present, HEAD_DIM, HALF, WINDOW_RECORD)
         else:
             place -= window_tiles * KEYS
-            state = tl.load(selected_indices + token * index_token + place, place < num_selected, -1).to(tl.int64)
-            rows, present = _find(selected_row_table, state, selected_size_of_block, selected_block, selected_state)
+            state = tl.load(selected_indices + token * index_token + place, place < num_selected, -1)
+            rows, present = _find(selected_row_table, state, SELECTED_STATES, selected_block, selected_state)
             k_even, k_odd = load_rows(selected, rows, present, HEAD_DIM, HALF, SELECTED_RECORD)
         weights, highest, total = _softmax(q_even, q_odd, k_even, k_odd, present, scale, EXACT)
         row = (token * num_tiles + tile) * num_heads + head
@@ -161,15 +167,18 @@ def _sparse_attention(
             place = tl.where(in_window, tile, tile - window_tiles) * KEYS + tl.arange(0, KEYS)
             state = tl.load(
                 selected_indices + token * index_token + place, (not in_window) & (place < num_selected), -1
-            ).to(tl.int64)
+            )
             newest = position - window_size + 1 + place
             state = tl.where(in_window, tl.where(place < window_size, newest, -1), state)
             cache = tl.where(in_window, window, selected)
             table = tl.where(in_window, window_row_table, selected_row_table)
-            size = tl.where(in_window, window_size_of_block, selected_size_of_block)
             block_stride = tl.where(in_window, window_block, selected_block)
             state_stride = tl.where(in_window, window_state, selected_state)
-            rows, present = _find(table, state, size, block_stride, state_stride)
+            if WINDOW_STATES == SELECTED_STATES:
+                rows, present = _find(table, state, WINDOW_STATES, block_stride, state_stride)
+            else:
+                size = tl.where(in_window, WINDOW_STATES, SELECTED_STATES)
+                rows, present = _find(table, state, size, block_stride, state_stride)
             k_even, k_odd = load_rows(cache, rows, present, HEAD_DIM, HALF, WINDOW_RECORD)
             weights, tile_highest, tile_total = _softmax(q_even, q_odd, k_even, k_odd, present, scale, EXACT)
             new_highest, old_share, tile_share = _shares(highest, tile_highest)
@@ -180,8 +189,8 @@ def _sparse_attention(
         if not ONE_RECORD:
             for tile in range(window_tiles, num_tiles):
                 place = (tile - window_tiles) * KEYS + tl.arange(0, KEYS)
-                state = tl.load(selected_indices + token * index_token + place, place < num_selected, -1).to(tl.int64)
-                rows, present = _find(selected_row_table, state, selected_size_of_block, selected_block, selected_state)
+                state = tl.load(selected_indices + token * index_token + place, place < num_selected, -1)
+                rows, present = _find(selected_row_table, state, SELECTED_STATES, selected_block, selected_state)
                 k_even, k_odd = load_rows(selected, rows, present, HEAD_DIM, HALF, SELECTED_RECORD)
                 weights, tile_highest, tile_total = _softmax(q_even, q_odd, k_even, k_odd, present, scale, EXACT)
                 new_highest, old_share, tile_share = _shares(highest, tile_highest)
@@ -189,13 +198,14 @@ def _sparse_attention(
                 highest = new_highest
                 even = _merged(even, _dot(weights, k_even, None, EXACT), old_share, tile_share)
                 odd = _merged(odd, _dot(weights, k_odd, None, EXACT), old_share, tile_share)
-        result = out + (token * num_heads + head[:, None]) * HEAD_DIM + 2 * pair[None, :]
+        result = out + (token * num_heads + head[:, None]) * HEAD_DIM
         even, odd = even / denominator[:, None], odd / denominator[:, None]
         if EXACT:
             low = even.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
             high = odd.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) << 16
-            tl.store(result.to(tl.pointer_type(tl.int32)), low | high, inside)
+            tl.store(result.to(tl.pointer_type(tl.int32)) + pair[None, :], low | high, inside)
         else:
+            result += 2 * pair[None, :]
             tl.store(result, even.to(out.dtype.element_ty), inside)
             tl.store(result + 1, odd.to(out.dtype.element_ty), inside)
 

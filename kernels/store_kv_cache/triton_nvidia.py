@@ -5,17 +5,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_plugin.kernels.records import Record
-from deepinfer_plugin.kernels.triton_formats import (
-    e2m1_code,
-    e4m3_byte,
-    fp4_group_sf,
-    fp4_kv_group_sf,
-    fp8_group_sf,
-    power_of_two_byte,
-    reciprocal_of_power,
-    round_e2m1,
-    round_e4m3,
-)
+from deepinfer_plugin.kernels.triton_records import store_record
 
 
 def store_kv_cache(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, record: Record) -> None:
@@ -79,29 +69,10 @@ def _store_record(
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row * slot_stride)
     place = cache + slot // states_per_block * cache_block + slot % states_per_block * cache_state
-    group = tl.arange(0, GROUPS)
-    group_stored = (group < width // GROUP_SIZE) & (slot >= 0)
-    source = rows + row * row_stride
-    if RECORD == "fp8":
-        channel = group[:, None] * GROUP_SIZE + tl.arange(0, GROUP_SIZE)[None, :]
-        values = tl.load(source + channel * row_channel, group_stored[:, None], 0.0).to(tl.float32)
-        sf = fp8_group_sf(tl.max(tl.abs(values), 1))
-        codes = e4m3_byte(round_e4m3(values * reciprocal_of_power(sf)[:, None]))
-        tl.store(place + channel * cache_channel, codes, group_stored[:, None])
-        tl.store(place + (width + group) * cache_channel, power_of_two_byte(sf), group_stored)
-    else:
-        byte = group[:, None] * (GROUP_SIZE // 2) + tl.arange(0, GROUP_SIZE // 2)[None, :]
-        even = tl.load(source + 2 * byte * row_channel, group_stored[:, None], 0.0).to(tl.float32)
-        odd = tl.load(source + (2 * byte + 1) * row_channel, group_stored[:, None], 0.0).to(tl.float32)
-        amax = tl.maximum(tl.max(tl.abs(even), 1), tl.max(tl.abs(odd), 1))
-        if RECORD == "fp4_kv":
-            sf = fp4_kv_group_sf(amax)
-            sf_byte = e4m3_byte(sf)
-            factor = tl.div_rn(1.0, sf)[:, None]
-        else:
-            sf = fp4_group_sf(amax)
-            sf_byte = power_of_two_byte(sf)
-            factor = reciprocal_of_power(sf)[:, None]
-        codes = e2m1_code(round_e2m1(even * factor)) | (e2m1_code(round_e2m1(odd * factor)) << 4)
-        tl.store(place + byte * cache_channel, codes.to(tl.uint8), group_stored[:, None])
-        tl.store(place + (width // 2 + group) * cache_channel, sf_byte, group_stored)
+    if slot < 0:
+        return
+    pair = tl.arange(0, GROUPS)[:, None] * (GROUP_SIZE // 2) + tl.arange(0, GROUP_SIZE // 2)[None, :]
+    source = rows + row * row_stride + 2 * pair * row_channel
+    even = tl.load(source, 2 * pair < width, 0.0).to(tl.float32)
+    odd = tl.load(source + row_channel, 2 * pair < width, 0.0).to(tl.float32)
+    store_record(even, odd, place, cache_channel, width, RECORD)

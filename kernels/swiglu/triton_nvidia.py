@@ -1,26 +1,40 @@
-"""`swiglu` in Triton: a program per row and 1,024 channels."""
+"""`swiglu` in Triton: a program per row and 512 channels."""
 
 import torch
 import triton
 import triton.language as tl
 
-BLOCK = 1024
+from deepinfer_plugin.kernels.triton_formats import row_rounded_to_fp8
+
+BLOCK = 512
 
 
-def swiglu(gate_up: torch.Tensor, limit: float, route_weights: torch.Tensor | None) -> torch.Tensor:
+def swiglu(gate_up: torch.Tensor, limit: float, route_weights: torch.Tensor | None, round_to_fp8: bool) -> torch.Tensor:
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty(num_tokens, width, dtype=torch.float32, device=gate_up.device)
+    dtype = torch.bfloat16 if round_to_fp8 else torch.float32
+    out = torch.empty(num_tokens, width, dtype=dtype, device=gate_up.device)
     if out.numel():
         _swiglu[(num_tokens, triton.cdiv(width, BLOCK))](
             *(gate_up, route_weights, out, gate_up.stride(0), width, limit),
             HAS_WEIGHTS=route_weights is not None,
+            ROUND=round_to_fp8,
             BLOCK=BLOCK,
         )
     return out
 
 
 @triton.jit
-def _swiglu(gate_up, route_weights, out, stride, width, limit, HAS_WEIGHTS: tl.constexpr, BLOCK: tl.constexpr):
+def _swiglu(
+    gate_up,
+    route_weights,
+    out,
+    stride,
+    width,
+    limit,
+    HAS_WEIGHTS: tl.constexpr,
+    ROUND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -29,7 +43,9 @@ def _swiglu(gate_up, route_weights, out, stride, width, limit, HAS_WEIGHTS: tl.c
     activation = clamped_swiglu(gate, up, limit)
     if HAS_WEIGHTS:
         activation *= tl.load(route_weights + row)
-    tl.store(out + row * width + column, activation, inside)
+    if ROUND:
+        activation = row_rounded_to_fp8(activation)
+    tl.store(out + row * width + column, activation.to(out.dtype.element_ty), inside)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec, SlidingWindowMLASpec
 
+from deepinfer_plugin.kernels.norm_rope_store import norm_rope_store
 from deepinfer_plugin.kernels.records import Record
 from deepinfer_plugin.kernels.store_kv_cache import store_kv_cache
 from deepinfer_plugin.model_executor.caches.metadata import CacheBackend
@@ -24,9 +25,11 @@ class PagedCache(nn.Module, AttentionLayerBase):
     larger than a block.
     """
 
-    def __init__(self, prefix: str, record: Record, make_spec: Callable[[int], KVCacheSpec]) -> None:
+    def __init__(
+        self, prefix: str, record: Record, rounded_as: Record, make_spec: Callable[[int], KVCacheSpec]
+    ) -> None:
         super().__init__()
-        self.prefix, self.record, self.make_spec = prefix, record, make_spec
+        self.prefix, self.record, self.rounded_as, self.make_spec = prefix, record, rounded_as, make_spec
         self.kv_cache = torch.tensor([])
         layers = get_current_vllm_config().compilation_config.static_forward_context
         if prefix in layers:
@@ -42,13 +45,30 @@ class PagedCache(nn.Module, AttentionLayerBase):
     def bind_kv_cache(self, kv_cache: torch.Tensor) -> None:
         self.kv_cache = kv_cache.squeeze(1)  # [num_blocks, 1 head, states, width] -> [num_blocks, states, width]
 
+    def store_key(
+        self,
+        x: torch.Tensor,
+        norm_weight: torch.Tensor | None,
+        eps: float,
+        cos_sin: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """Normalise, rotate and write rows [num_tokens, width], as `norm_rope_store` does."""
+        norm_rope_store(x, norm_weight, eps, cos_sin, self.kv_cache, slots, self.record, self.rounded_as)
+
     def store(self, rows: torch.Tensor, slots: torch.Tensor) -> None:
         """Write rows [num_tokens, width] to slots [num_tokens], -1 for none; into records, rounded."""
         store_kv_cache(rows, self.kv_cache, slots, self.record)
 
 
 def sliding_cache(
-    prefix: str, width: int, window: int, dtype: torch.dtype, record: Record = Record.PLAIN, blocks_per_block: int = 1
+    prefix: str,
+    width: int,
+    window: int,
+    dtype: torch.dtype,
+    record: Record = Record.PLAIN,
+    rounded_as: Record = Record.PLAIN,
+    blocks_per_block: int = 1,
 ) -> PagedCache:
     """A cache of one row of `width` per token, of which a request keeps the last `window`.
 
@@ -61,6 +81,7 @@ def sliding_cache(
     return PagedCache(
         prefix,
         record,
+        rounded_as,
         lambda block_size: SlidingWindowMLASpec(
             block_size=max(1, block_size // blocks_per_block),
             num_kv_heads=1,
@@ -73,13 +94,14 @@ def sliding_cache(
 
 
 def compressed_cache(
-    prefix: str, width: int, ratio: int, dtype: torch.dtype, record: Record = Record.PLAIN
+    prefix: str, width: int, ratio: int, dtype: torch.dtype, record: Record, rounded_as: Record
 ) -> PagedCache:
     """A cache of one row of `width` per `ratio` tokens, kept for the whole request."""
     size, dtype = record.num_bytes(width), dtype if record is Record.PLAIN else torch.uint8
     return PagedCache(
         prefix,
         record,
+        rounded_as,
         lambda block_size: MLAAttentionSpec(
             block_size=block_size, num_kv_heads=1, head_size=size, dtype=dtype, tokens_per_state=ratio, max_tp_shards=1
         ),

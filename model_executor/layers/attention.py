@@ -9,13 +9,13 @@ from vllm.distributed import (
 )
 from vllm.model_executor.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 
-from deepinfer_plugin.kernels.fake_quant import round_fp8
 from deepinfer_plugin.kernels.grouped_linear import grouped_linear
 from deepinfer_plugin.kernels.packed_weights import Fp8Weight
 from deepinfer_plugin.kernels.records import Record
 from deepinfer_plugin.kernels.rms_norm import rms_norm
 from deepinfer_plugin.kernels.rope import rope
 from deepinfer_plugin.kernels.sparse_attention import sparse_attention
+from deepinfer_plugin.kernels.streams import beside, join
 from deepinfer_plugin.model_executor.caches.layers import sliding_cache
 from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.layers.compressor import Compressor
@@ -55,14 +55,14 @@ class Attention(nn.Module):
             raise ValueError(
                 f"tensor parallelism: its size must divide o_groups = {shape.o_groups} of the checkpoint, got {tp_size}"
             )
-        d, self.rounding, self.eps = shape.head_dim, rounding, shape.rms_norm_eps
+        d, self.round_activations, self.eps = shape.head_dim, rounding.activations, shape.rms_norm_eps
         self.head_dim, self.num_heads = d, shape.num_attention_heads // tp_size
         self.q_lora_rank, self.num_groups = shape.q_lora_rank, shape.o_groups // tp_size
         self.window, self.scale = shape.sliding_window, d**-0.5
         self.ratio = shape.ratio(layer)
 
-        fp8 = LinearFormat(is_fp8=True, round_input=rounding.activations, packed=packed)
-        partial = LinearFormat(is_fp8=True, round_input=rounding.activations, out_dtype=torch.float32, packed=packed)
+        fp8 = LinearFormat(is_fp8=True, packed=packed)
+        partial = LinearFormat(is_fp8=True, out_dtype=torch.float32, packed=packed)
         options = {"bias": False, "return_bias": False}
         self.wqkv_a = ReplicatedLinear(
             shape.hidden_size, shape.q_lora_rank + d, quant_config=fp8, prefix=f"{prefix}.wqkv_a", **options
@@ -93,7 +93,8 @@ class Attention(nn.Module):
             **options,
         )
         self.local_keys = sliding_cache(
-            f"{prefix}.local_keys", d, shape.sliding_window, dtype, rounding.record(Record.FP8)
+            *(f"{prefix}.local_keys", d, shape.sliding_window, dtype, rounding.record(Record.FP8)),
+            rounding.before_the_store(Record.FP8),
         )
 
         kind, source = shape.kind(layer), shape.kv_source(layer)
@@ -117,27 +118,32 @@ class Attention(nn.Module):
         self.packed_wo_a = ready_for_kernels(Fp8Weight(self.wo_a.data.view(torch.uint8), self.wo_a_sf.data))
 
     def forward(
-        self, hidden_states: torch.Tensor, step: Step | None, rotation: Rotation, selection: Selection
+        self,
+        hidden_states: torch.Tensor,
+        rounded: torch.Tensor,
+        step: Step | None,
+        rotation: Rotation,
+        selection: Selection,
     ) -> torch.Tensor:
-        """[num_tokens, hidden_size] -> the same in fp32, not rounded.
+        """[num_tokens, hidden_size] -> the same in fp32, not rounded. rounded: the input for products.
 
         Without a step (profiling) the caches are neither read nor written.
         """
         cos_sin = rotation.of(self.ratio)
-        query_latent, kv = self.wqkv_a(hidden_states).split((self.q_lora_rank, self.head_dim), dim=1)
-        query_latent = rms_norm(query_latent, self.q_norm, self.eps)
+        query_latent, kv = self.wqkv_a(rounded).split((self.q_lora_rank, self.head_dim), dim=1)
+        query_latent = rms_norm(query_latent, self.q_norm, self.eps, self.round_activations)
+        with beside(kv.device):
+            if step is not None:
+                self.local_keys.store_key(kv, self.kv_norm, self.eps, cos_sin, step.slots(self.local_keys))
+                if self.owns_entries:
+                    self.compressor(hidden_states, step, rotation)
+                if self.selects:
+                    self.indexer(query_latent, hidden_states, step, rotation, selection)
         query = rope(self.wq_b(query_latent).view(-1, self.num_heads, self.head_dim), cos_sin)
-        kv = rope(rms_norm(kv, self.kv_norm, self.eps).unsqueeze(1), cos_sin).squeeze(1)
-        if self.rounding.before_the_store:
-            kv = round_fp8(kv)
+        join(kv.device)
 
         attended = query
         if step is not None:
-            self.local_keys.store(kv, step.slots(self.local_keys))
-            if self.owns_entries:
-                self.compressor(hidden_states, step, rotation)
-            if self.selects:
-                self.indexer(query_latent, hidden_states, step, rotation, selection)
             attended = sparse_attention(
                 query,
                 step.pages(self.local_keys),
@@ -148,11 +154,11 @@ class Attention(nn.Module):
                 self.attn_sink,
                 self.scale,
             )
-        return self._project(rope(attended, cos_sin, True))
+        return self._project(rope(attended, cos_sin, True, self.round_activations))
 
     def _project(self, attended: torch.Tensor) -> torch.Tensor:
-        """Grouped low-rank output projection. attended: [num_tokens, num_heads, head_dim]."""
+        """Grouped low-rank output projection. attended: [num_tokens, num_heads, head_dim], rounded for a product."""
         grouped = attended.reshape(attended.shape[0], self.num_groups, -1)
         weight = self.packed_wo_a if self.packed else self.wo_a
-        low_rank = grouped_linear(grouped, weight, self.rounding.activations, attended.dtype).flatten(1)
+        low_rank = grouped_linear(grouped, weight, attended.dtype, self.round_activations).flatten(1)
         return tensor_model_parallel_all_reduce(self.wo_b(low_rank))

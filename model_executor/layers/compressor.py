@@ -5,11 +5,8 @@ from torch import nn
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from deepinfer_plugin.kernels.compress_kv import compress_kv
-from deepinfer_plugin.kernels.fake_quant import round_fp4_index, round_fp4_kv
 from deepinfer_plugin.kernels.linear import linear
 from deepinfer_plugin.kernels.records import Record
-from deepinfer_plugin.kernels.rms_norm import rms_norm
-from deepinfer_plugin.kernels.rope import rope
 from deepinfer_plugin.model_executor.caches.layers import compressed_cache, sliding_cache
 from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.layers.linear import LinearFormat, weight_dtype
@@ -30,7 +27,7 @@ class Compressor(nn.Module):
     ) -> None:
         super().__init__()
         d, width = shape.head_dim, shape.index_head_dim
-        self.ratio, self.eps, self.rounding = shape.ratio(layer), shape.rms_norm_eps, rounding
+        self.ratio, self.eps = shape.ratio(layer), shape.rms_norm_eps
         self.has_gate = self.ratio > 1
         dense = LinearFormat(is_fp8=False, out_dtype=torch.float32, packed=packed)
         self.wkv = ReplicatedLinear(
@@ -39,9 +36,12 @@ class Compressor(nn.Module):
         self.norm = nn.Parameter(torch.empty(d, dtype=dtype), requires_grad=False)
         self.wk = nn.Parameter(torch.empty(width, d, dtype=weight_dtype(packed)), requires_grad=False)
         self.k_norm = nn.Parameter(torch.empty(width, dtype=dtype), requires_grad=False)
-        self.entries = compressed_cache(f"{prefix}.entries", d, self.ratio, dtype, rounding.record(Record.FP4_KV))
-        self.index_keys = compressed_cache(
-            f"{prefix}.index_keys", width, self.ratio, dtype, rounding.record(Record.FP4_INDEX)
+        self.entries, self.index_keys = (
+            compressed_cache(
+                *(f"{prefix}.{name}", size, self.ratio, dtype, rounding.record(packed)),
+                rounding.before_the_store(packed),
+            )
+            for name, size, packed in (("entries", d, Record.FP4_KV), ("index_keys", width, Record.FP4_INDEX))
         )
         if self.has_gate:
             self.carry = sliding_cache(f"{prefix}.carry", 2 * d, self.ratio, torch.float32, blocks_per_block=4)
@@ -50,14 +50,10 @@ class Compressor(nn.Module):
         """Write the entries that this step's rows complete. hidden_states: [num_tokens, hidden_size]."""
         latent = self._latent(hidden_states, step)
         cos_sin = rotation.entry[self.ratio]
-        entry = rope(latent.unsqueeze(1), cos_sin).squeeze(1)
-        key = rms_norm(linear(latent, self.wk, latent.dtype), self.k_norm, self.eps)
-        key = rope(key.unsqueeze(1), cos_sin).squeeze(1)
-        if self.rounding.before_the_store:
-            entry, key = round_fp4_kv(entry), round_fp4_index(key)
         slots = step.slots(self.entries, self.ratio)
-        self.entries.store(entry, slots)
-        self.index_keys.store(key, slots)
+        self.entries.store_key(latent, None, self.eps, cos_sin, slots)
+        key = linear(latent, self.wk, latent.dtype)
+        self.index_keys.store_key(key, self.k_norm, self.eps, cos_sin, slots)
 
     def _latent(self, hidden_states: torch.Tensor, step: Step) -> torch.Tensor:
         """The pooled and normalised latent of the group that ends with each row: [num_tokens, head_dim]."""

@@ -33,7 +33,7 @@ class DecoderLayer(nn.Module):
         self.has_engram = layer in shape.engram_layer_ids
         if self.has_engram:
             self.engram = Engram(shape, layer, dtype, packed, f"{prefix}.engram")
-        self.attn_hc, self.ffn_hc = HyperConnection(shape, dtype), HyperConnection(shape, dtype)
+        self.attn_hc, self.ffn_hc = (HyperConnection(shape, dtype, rounding.activations) for _ in range(2))
         self.attn = Attention(shape, layer, compressors, dtype, rounding, packed, f"{prefix}.attn")
         self.ffn = MoE(shape, expert_parallel, rounding.activations, packed, f"{prefix}.ffn")
 
@@ -49,7 +49,7 @@ class DecoderLayer(nn.Module):
         """Advance `state` by one layer."""
         if self.has_engram:
             state.streams = self.engram(state.mixed(), class_ids, is_image)
-        hidden_states, coefficients = self.attn_hc.before(state)
-        self.attn_hc.after(state, self.attn(hidden_states, step, rotation, selection), coefficients)
-        hidden_states, coefficients = self.ffn_hc.before(state)
-        self.ffn_hc.after(state, self.ffn(hidden_states, is_image), coefficients)
+        hidden_states, rounded, coefficients = self.attn_hc.before(state)
+        self.attn_hc.after(state, self.attn(hidden_states, rounded, step, rotation, selection), coefficients)
+        hidden_states, rounded, coefficients = self.ffn_hc.before(state)
+        self.ffn_hc.after(state, self.ffn(hidden_states, rounded, is_image), coefficients)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from deepinfer_plugin.kernels.fake_quant import round_fp8
 from deepinfer_plugin.kernels.hyper_connection import (
     collapse_streams,
     mix_collapse_norm,
@@ -12,6 +13,7 @@ from deepinfer_plugin.kernels.hyper_connection import (
     stream_coefficients,
 )
 from deepinfer_plugin.kernels.rms_norm import rms_norm
+from deepinfer_plugin.kernels.streams import beside, join
 from deepinfer_plugin.model_executor.models.shape import ModelShape
 
 
@@ -36,17 +38,23 @@ class StreamState:
 
     def mixed(self) -> torch.Tensor:
         """The streams, with the last sub-layer's output in them."""
+        join(self.streams.device)
         if self.output is not None:
             self.streams, self.output = mix_streams(self.streams, *self.output), None
         return self.streams
 
-    def normalised(self, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """The streams read out by the last sub-layer's `pre`, normalised: [num_tokens, hidden_size]."""
+    def normalised(self, weight: torch.Tensor, eps: float, round_to_fp8: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """The streams read out by the last sub-layer's `pre`, normalised: [num_tokens, hidden_size].
+
+        Twice: as it is, and rounded to FP8 if it is to be.
+        """
+        join(self.streams.device)
         if self.output is None:
-            return rms_norm(collapse_streams(self.streams, self.read_out), weight, eps)
-        self.streams, hidden = mix_collapse_norm(self.streams, *self.output, self.read_out, weight, eps)
-        self.output = None
-        return hidden
+            hidden = rms_norm(collapse_streams(self.streams, self.read_out), weight, eps)
+            return hidden, round_fp8(hidden) if round_to_fp8 else hidden
+        mixed = mix_collapse_norm(self.streams, *self.output, self.read_out, weight, eps, round_to_fp8)
+        self.streams, self.output = mixed[0], None
+        return mixed[1:]
 
 
 class HyperConnection(nn.Module):
@@ -55,8 +63,9 @@ class HyperConnection(nn.Module):
     The sub-layer's input is read with the *previous* sub-layer's coefficients (model specification, section 2.2).
     """
 
-    def __init__(self, shape: ModelShape, dtype: torch.dtype) -> None:
+    def __init__(self, shape: ModelShape, dtype: torch.dtype, round_activations: bool) -> None:
         super().__init__()
+        self.round_activations = round_activations
         m, rows = shape.hc_mult, shape.hc_mult * (shape.hc_mult + 2)
         self.fn = nn.Parameter(torch.empty(rows, m * shape.hidden_size, dtype=torch.float32), requires_grad=False)
         self.base = nn.Parameter(torch.empty(rows, dtype=torch.float32), requires_grad=False)
@@ -64,16 +73,17 @@ class HyperConnection(nn.Module):
         self.norm = nn.Parameter(torch.empty(shape.hidden_size, dtype=dtype), requires_grad=False)
         self.norm_eps, self.hc_eps, self.num_iters = shape.rms_norm_eps, shape.hc_eps, shape.hc_sinkhorn_iters
 
-    def before(self, state: StreamState) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """The sub-layer's input [num_tokens, hidden_size], and how its output goes back into the streams.
+    def before(self, state: StreamState) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """The sub-layer's input [num_tokens, hidden_size], the same for products, and how its output goes back.
 
         Replaces `state.read_out` by this sub-layer's `pre`, for the next one.
         """
-        hidden_states = state.normalised(self.norm, self.norm_eps)
-        state.read_out, post, comb = stream_coefficients(
-            state.streams, self.fn, self.scale, self.base, self.norm_eps, self.hc_eps, self.num_iters
-        )
-        return hidden_states, (post, comb)
+        hidden_states, rounded = state.normalised(self.norm, self.norm_eps, self.round_activations)
+        with beside(rounded.device):  # not needed before the sub-layer's output is there
+            state.read_out, post, comb = stream_coefficients(
+                state.streams, self.fn, self.scale, self.base, self.norm_eps, self.hc_eps, self.num_iters
+            )
+        return hidden_states, rounded, (post, comb)
 
     @staticmethod
     def after(state: StreamState, output: torch.Tensor, coefficients: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -47,7 +47,7 @@ class Indexer(nn.Module):
             shape.q_lora_rank,
             heads * width,
             bias=False,
-            quant_config=LinearFormat(is_fp8=True, round_input=rounding.activations, packed=packed),
+            quant_config=LinearFormat(is_fp8=True, packed=packed),
             prefix=f"{prefix}.wq_b",
             return_bias=False,
         )
@@ -65,7 +65,7 @@ class Indexer(nn.Module):
     ) -> None:
         """Set `selection.entries`, and on the candidate source `selection.candidate_blocks`.
 
-        query_latent: [num_tokens, q_lora_rank]; hidden_states: [num_tokens, hidden_size].
+        query_latent: [num_tokens, q_lora_rank], rounded for a product; hidden_states: [num_tokens, hidden_size].
         """
         query = self.wq_b(query_latent).view(-1, self.num_heads, self.head_dim)
         query = rope(query, rotation.scaled)

@@ -53,7 +53,7 @@ class DecodedLinearMethod(LinearMethodBase):
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         out_dtype = self.format.out_dtype or x.dtype
         if self.format.is_fp8:
-            return linear_fp8(x, layer.weight, self.format.round_input, out_dtype)
+            return linear_fp8(x, layer.weight, out_dtype)
         return linear(x, layer.weight, out_dtype)
 
 
@@ -92,21 +92,19 @@ class PackedLinearMethod(LinearMethodBase):
         layer.packed = ready_for_kernels(layer.packed)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return linear_fp8(x, layer.packed, self.format.round_input, self.format.out_dtype or x.dtype)
+        return linear_fp8(x, layer.packed, self.format.out_dtype or x.dtype)
 
 
 @dataclass
 class LinearFormat(QuantizationConfig):
     """How one kind of linear is stored in the checkpoint and what its product looks like.
 
-    is_fp8: FP8 weights with an FP8 input; otherwise BF16 weights with the input as it is.
-    round_input: round the input to FP8 first (off: the caller has done it, or rounding is switched off).
+    is_fp8: FP8 weights, and an input that has been rounded to FP8; otherwise BF16 weights with the input as it is.
     out_dtype: dtype of the product; None for the input's.
     packed: keep the weight in the checkpoint's bytes.
     """
 
     is_fp8: bool
-    round_input: bool = False
     out_dtype: torch.dtype | None = None
     packed: bool = False
 

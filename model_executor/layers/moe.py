@@ -15,6 +15,7 @@ from deepinfer_plugin.kernels.moe_experts import moe_experts
 from deepinfer_plugin.kernels.moe_gate import moe_gate
 from deepinfer_plugin.kernels.packed_weights import Fp4Weight
 from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE
+from deepinfer_plugin.kernels.streams import beside, join
 from deepinfer_plugin.kernels.swiglu import swiglu
 from deepinfer_plugin.model_executor.layers.linear import (
     LinearFormat,
@@ -124,26 +125,24 @@ class MoE(nn.Module):
         self.gate_up_proj = MergedColumnParallelLinear(
             shape.hidden_size,
             [width, width],
-            quant_config=LinearFormat(
-                is_fp8=True, round_input=round_activations, out_dtype=torch.float32, packed=packed
-            ),
+            quant_config=LinearFormat(is_fp8=True, out_dtype=torch.float32, packed=packed),
             prefix=f"{prefix}.shared_experts.gate_up_proj",
             **options,
         )
         self.down_proj = RowParallelLinear(
             width,
             shape.hidden_size,
-            quant_config=LinearFormat(
-                is_fp8=True, round_input=round_activations, out_dtype=torch.float32, packed=packed
-            ),
+            quant_config=LinearFormat(is_fp8=True, out_dtype=torch.float32, packed=packed),
             prefix=f"{prefix}.shared_experts.down_proj",
             reduce_results=False,
             **options,
         )
 
-    def forward(self, hidden_states: torch.Tensor, is_image: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden_size] -> fp32, not rounded. is_image: bool [num_tokens]."""
-        topk_ids, topk_weights = self.gate(hidden_states, is_image)
-        shared = self.down_proj(swiglu(self.gate_up_proj(hidden_states), self.limit))
+    def forward(self, hidden_states: torch.Tensor, rounded: torch.Tensor, is_image: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, hidden_size] -> fp32, not rounded. rounded: the input for products; is_image: [num_tokens]."""
+        with beside(rounded.device):
+            topk_ids, topk_weights = self.gate(hidden_states, is_image)
+        shared = self.down_proj(swiglu(self.gate_up_proj(rounded), self.limit, None, self.round_activations))
+        join(rounded.device)
         routed = (topk_ids, topk_weights, self.experts.start, self.limit, self.round_activations)
-        return tensor_model_parallel_all_reduce(moe_experts(hidden_states, *self.experts.weights(), *routed, shared))
+        return tensor_model_parallel_all_reduce(moe_experts(rounded, *self.experts.weights(), *routed, shared))

@@ -21,7 +21,6 @@ class Rounding:
         """The format of a cache whose packed rows are `packed`."""
         return packed if self.packed_kv else Record.PLAIN
 
-    @property
-    def before_the_store(self) -> bool:
-        """Whether rows are rounded before they are stored."""
-        return self.kv and not self.packed_kv
+    def before_the_store(self, packed: Record) -> Record:
+        """The rounding of rows of a cache whose packed rows are `packed`, where storing them does not round."""
+        return packed if self.kv and not self.packed_kv else Record.PLAIN

@@ -103,7 +103,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         state, selection = StreamState.start(embedding, self.shape.hc_mult), Selection()
         for layer in self.layers:
             layer(state, step, rotation, selection, class_ids, is_image)
-        return state.normalised(self.norm, self.shape.rms_norm_eps)
+        return state.normalised(self.norm, self.shape.rms_norm_eps, False)[0]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """[num_rows, hidden_size] -> fp32 [num_rows, vocab_size]; None on ranks that do not sample."""

@@ -11,6 +11,7 @@ from deepinfer_plugin.kernels.hyper_connection import (
     mix_streams,
     stream_coefficients,
 )
+from deepinfer_plugin.kernels.quant_formats import round_fp8
 from deepinfer_plugin.kernels.rms_norm import rms_norm
 from tests.kernels.row_subsets import NUM_ROWS, assert_rows_are_independent
 
@@ -129,7 +130,9 @@ def test_mix_collapse_norm_is_the_three_ops(
     y, weight = torch.randn(num_tokens, hidden_size, device=device), torch.randn(hidden_size, device=device).to(dtype)
     post, comb = torch.rand(num_tokens, m, device=device), torch.rand(num_tokens, m, m, device=device)
     pre_mix = torch.rand(num_tokens, m, device=device)
-    mixed, hidden = mix_collapse_norm(streams, y, post, comb, pre_mix, weight, 1e-6)
+    rounds = hidden_size % 32 == 0
+    mixed, hidden, rounded = mix_collapse_norm(streams, y, post, comb, pre_mix, weight, 1e-6, rounds)
+    assert torch.equal(rounded, round_fp8(hidden) if rounds else hidden)
     assert torch.allclose(mixed.double(), mix_streams(streams, y, post, comb).double(), rtol=2**-7, atol=1e-6)
     want = rms_norm(collapse_streams(mixed, pre_mix), weight, 1e-6)
     assert hidden.dtype == mixed.dtype == dtype
@@ -181,7 +184,8 @@ def test_rows_are_independent(hidden_size: int, dtype: torch.dtype, device: str)
     assert_rows_are_independent(mix_streams, streams, y, post, comb)
     assert_rows_are_independent(collapse_streams, streams, post)
     weight = torch.ones(hidden_size, device=device, dtype=dtype)
-    assert_rows_are_independent(lambda *rows: mix_collapse_norm(*rows, weight, 1e-6), streams, y, post, comb, post)
+    norm = weight, 1e-6, hidden_size > 7
+    assert_rows_are_independent(lambda *rows: mix_collapse_norm(*rows, *norm), streams, y, post, comb, post)
 
 
 def test_refuse(device: str) -> None:

@@ -48,20 +48,22 @@ def assert_is_product(got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("num_tokens", [0, 1, 17, 70])
-@pytest.mark.parametrize("n, k", [(40, 32), (64, 96), (100, 1280), (130, 2080)])
+@pytest.mark.parametrize("n, k", [(40, 32), (64, 96), (40, 224), (100, 1280), (130, 2080)])
 def test_fp8_products_equal_float64(n: int, k: int, num_tokens: int, dtype: torch.dtype, device: str) -> None:
     x, weight = torch.randn(num_tokens, k, device=device).bfloat16(), fp8_weight(n, k, device)
-    got = linear_fp8(x, weight, True, dtype)
+    got = linear_fp8(x, weight, dtype)
     assert got.shape == (num_tokens, n) and got.dtype == dtype
-    assert_is_product(got, round_fp8(x), weight.decoded())
+    assert_is_product(got, x, weight.decoded())
 
 
 @pytest.mark.parametrize("num_tokens", [1, 20])
 def test_fp8_groups_equal_float64(num_tokens: int, device: str) -> None:
     x, weight = round_fp8(torch.randn(num_tokens, 3, 64, device=device).bfloat16()), fp8_weight(3 * 96, 64, device)
-    got = grouped_linear(x, weight, False, torch.float32)
+    got = grouped_linear(x, weight, torch.float32)
     for group, rows in enumerate(weight.decoded().split(96)):
         assert_is_product(got[:, group], x[:, group], rows)
+    rounded = grouped_linear(x, weight, torch.bfloat16, True)
+    assert torch.equal(rounded, round_fp8(grouped_linear(x, weight, torch.bfloat16)))
 
 
 def test_every_fp8_code_and_scale_is_exact(device: str) -> None:
@@ -73,13 +75,13 @@ def test_every_fp8_code_and_scale_is_exact(device: str) -> None:
         packed = Fp8Weight(weight, torch.full((-(-len(codes) // 32), 1), byte, dtype=torch.uint8, device=device))
         x = torch.zeros(1, 32, device=device).bfloat16()
         x[0, 5] = 1
-        assert torch.equal(linear_fp8(x, packed, False, torch.float32)[0], packed.decoded()[:, 5])
+        assert torch.equal(linear_fp8(x, packed, torch.float32)[0], packed.decoded()[:, 5])
 
 
 def test_fp8_rows_are_independent(device: str) -> None:
     weight = fp8_weight(70, 2080, device)
     x = torch.randn(100, 2080, device=device).bfloat16()
-    assert_rows_are_independent(lambda x: linear_fp8(x, weight, True, torch.bfloat16), x)
+    assert_rows_are_independent(lambda x: linear_fp8(x, weight, torch.bfloat16), x)
 
 
 def routes(num_tokens: int, top_k: int, experts: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,11 +92,11 @@ def routes(num_tokens: int, top_k: int, experts: int, device: str) -> tuple[torc
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 40])
 @pytest.mark.parametrize("start, count", [(0, 8), (3, 4)])
 def test_fp4_experts_equal_float64(num_tokens: int, start: int, count: int, device: str) -> None:
-    x = torch.randn(num_tokens, 96, device=device).bfloat16()
+    x = round_fp8(torch.randn(num_tokens, 96, device=device).bfloat16())
     w13, w2 = fp4_experts(count, 2 * 160, 96, device), fp4_experts(count, 96, 160, device)
     ids, weights = routes(num_tokens, 3, 8, device)
     got = moe_experts(x, w13, w2, ids, weights, start, LIMIT, True)
-    gate, up = torch.einsum("td,eid->tei", round_fp8(x).double(), w13.decoded().double()).chunk(2, dim=-1)
+    gate, up = torch.einsum("td,eid->tei", x.double(), w13.decoded().double()).chunk(2, dim=-1)
     share = torch.zeros(num_tokens, 8, dtype=torch.float64, device=device).scatter_(1, ids, weights.double())
     share = share[:, start : start + count, None]
     activation = torch.nn.functional.silu(gate.clamp(max=LIMIT)) * up.clamp(-LIMIT, LIMIT) * share
@@ -151,19 +153,27 @@ def test_refuses(device: str) -> None:
         Fp8Weight(torch.zeros(32, 32, dtype=torch.uint8), torch.full((1, 1), 135, dtype=torch.uint8)).check_scales()
 
 
-@pytest.mark.parametrize("there, back, unit", [(fp8_interleaved, fp8_in_order, 16), (fp4_interleaved, fp4_in_order, 8)])
-def test_interleaving_keeps_every_bit_inside_its_unit(there, back, unit: int, device: str) -> None:
-    codes = torch.randint(256, (5, 3, 8 * unit), dtype=torch.uint8, device=device)
+@pytest.mark.parametrize(
+    "there, back, codes_in_byte", [(fp8_interleaved, fp8_in_order, 1), (fp4_interleaved, fp4_in_order, 2)]
+)
+@pytest.mark.parametrize("width", [32, 128, 96, 320])
+def test_interleaving_keeps_every_bit_inside_its_block(
+    there, back, codes_in_byte: int, width: int, device: str
+) -> None:
+    codes = torch.randint(256, (5, 3, width // codes_in_byte), dtype=torch.uint8, device=device)
     mixed = there(codes)
     assert torch.equal(back(mixed), codes) and not torch.equal(mixed, codes)
-    places = set()
-    for bit in range(8 * unit):
-        one = torch.zeros(2 * unit, dtype=torch.uint8, device=device)
-        one[bit // 8] = 1 << bit % 8
-        (byte,) = there(one).nonzero().flatten().tolist()
-        assert byte < unit
-        places.add((byte, int(there(one)[byte])))
-    assert len(places) == 8 * unit
+    num_bytes, places = codes.shape[2], set()
+    whole = width // 128 * 128 // codes_in_byte
+    ones = torch.zeros(8 * num_bytes, num_bytes, dtype=torch.uint8, device=device)
+    for bit in range(8 * num_bytes):
+        ones[bit, bit // 8] = 1 << bit % 8
+    for bit, row in enumerate(there(ones)):
+        (byte,) = row.nonzero().flatten().tolist()
+        size = (128 if bit // 8 < whole else 32) // codes_in_byte
+        assert (byte - whole) // size == (bit // 8 - whole) // size
+        places.add((byte, int(row[byte])))
+    assert len(places) == 8 * num_bytes
 
 
 def test_interleaving_in_place_is_the_same(device: str) -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from deepinfer_plugin.kernels.quant_formats import round_fp8
 from deepinfer_plugin.kernels.rms_norm import rms_norm
 from tests.kernels.row_subsets import NUM_ROWS, assert_rows_are_independent
 
@@ -46,6 +47,14 @@ def test_rows_are_independent(hidden_size: int, dtype: torch.dtype, device: str)
     weight = torch.randn(hidden_size, device=device).to(dtype)
     x = torch.randn(100, hidden_size, device=device).to(dtype)
     assert_rows_are_independent(lambda x: rms_norm(x, weight, EPS), x)
+
+
+@pytest.mark.parametrize("dtype", RTOL, ids=str)
+def test_rounds_to_fp8(dtype: torch.dtype, device: str) -> None:
+    x, weight = torch.randn(9, 96, device=device).to(dtype), torch.randn(96, device=device).to(dtype)
+    assert torch.equal(rms_norm(x, weight, EPS, True), round_fp8(rms_norm(x, weight, EPS)))
+    with pytest.raises(ValueError, match="multiple of 32"):
+        rms_norm(x[:, :33], weight[:33], EPS, True)
 
 
 @pytest.mark.parametrize("shape, width, eps", [((2, 4), 3, EPS), ((), 1, EPS), ((2, 4), 4, 0.0)])

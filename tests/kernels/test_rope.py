@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from deepinfer_plugin.kernels.quant_formats import round_fp8
 from deepinfer_plugin.kernels.rope import rope
 from deepinfer_plugin.kernels.rope_table import rope_table
 from tests.kernels.row_subsets import NUM_ROWS, assert_rows_are_independent
@@ -77,3 +78,11 @@ def test_refuses_shapes(x: tuple[int, ...], cos_sin: tuple[int, ...], device: st
 def test_refuses_tables_that_are_not_fp32(device: str) -> None:
     with pytest.raises(ValueError, match="rope: cos_sin must be fp32"):
         rope(torch.zeros(2, 1, 8, device=device), torch.zeros(2, 4, device=device, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("inverse", [True, False])
+def test_rounds_to_fp8(inverse: bool, device: str) -> None:
+    x, cos_sin = torch.randn(9, 3, 96, device=device).bfloat16(), torch.randn(9, 16, device=device)
+    assert torch.equal(rope(x, cos_sin, inverse, True), round_fp8(rope(x, cos_sin, inverse)))
+    with pytest.raises(ValueError, match="multiple of 32"):
+        rope(x[:, :, :48], cos_sin, inverse, True)

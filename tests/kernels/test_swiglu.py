@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from deepinfer_plugin.kernels.quant_formats import round_fp8
 from deepinfer_plugin.kernels.swiglu import swiglu
 from tests.kernels.row_subsets import NUM_ROWS, assert_rows_are_independent
 
@@ -41,6 +42,15 @@ def test_clamps_up_on_both_sides(device: str) -> None:
 def test_takes_rows_of_a_wider_tensor(device: str) -> None:
     rows = torch.randn(5, 64, device=device)[:, :32]
     assert torch.equal(swiglu(rows, LIMIT), swiglu(rows.contiguous(), LIMIT))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rounds_to_fp8(weighted: bool, device: str) -> None:
+    gate_up, weights = torch.randn(9, 2 * 96, device=device), torch.rand(9, device=device) if weighted else None
+    got = swiglu(gate_up, LIMIT, weights, True)
+    assert got.dtype == torch.bfloat16 and torch.equal(got.float(), round_fp8(swiglu(gate_up, LIMIT, weights)))
+    with pytest.raises(ValueError, match="multiple of 32"):
+        swiglu(gate_up[:, :66], LIMIT, None, True)
 
 
 @pytest.mark.parametrize("width", [1, 7, 64])

@@ -56,10 +56,12 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
     from deepinfer_plugin.kernels.fake_quant import triton_nvidia as fake_quant
     from deepinfer_plugin.kernels.hyper_connection.triton_nvidia import (
         collapse_streams,
+        mix_collapse_norm,
         mix_streams,
         stream_coefficients,
     )
     from deepinfer_plugin.kernels.moe_gate.triton_nvidia import moe_gate
+    from deepinfer_plugin.kernels.norm_rope_store.triton_nvidia import norm_rope_store
     from deepinfer_plugin.kernels.rms_norm.triton_nvidia import rms_norm
     from deepinfer_plugin.kernels.rope.triton_nvidia import rope
     from deepinfer_plugin.kernels.store_kv_cache.triton_nvidia import store_kv_cache
@@ -78,17 +80,28 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
         cache = torch.zeros(4, 64, record.num_bytes(512), dtype=dtype)
         store_kv_cache(value.bfloat16(), cache, slots, record)
 
+    def store_key(record: Record) -> None:
+        cache = torch.zeros(4, 64, record.num_bytes(512), dtype=torch.uint8)
+        args = torch.zeros(tokens, 64), cache, slots, record, Record.PLAIN
+        norm_rope_store(value.bfloat16(), value[0].bfloat16(), 1e-20, *args)
+
     return {
-        "rms_norm": lambda: rms_norm(hidden, hidden[0], 1e-20),
-        "rope": lambda: rope(torch.zeros(tokens, 64, 512, **BF16), torch.zeros(tokens, 64), False),
-        "swiglu": lambda: swiglu(torch.zeros(tokens, 4608), 10.0, None),
+        "rms_norm": lambda: rms_norm(hidden, hidden[0], 1e-20, True),
+        "rope": lambda: rope(torch.zeros(tokens, 64, 512, **BF16), torch.zeros(tokens, 64), True, True),
+        "swiglu": lambda: swiglu(torch.zeros(tokens, 4608), 10.0, None, True),
         "mix_streams": lambda: mix_streams(streams, hidden, pre, comb),
+        "mix_collapse_norm": lambda: mix_collapse_norm(streams, hidden, pre, comb, pre, hidden[0], 1e-20, True),
         "collapse_streams": lambda: collapse_streams(streams, pre),
         "stream_coefficients": lambda: stream_coefficients(
             streams, torch.zeros(24, 20480), torch.zeros(3), torch.zeros(24), 1e-20, 1e-6, 20
         ),
         "compress_kv": lambda: compress_kv(value, value, torch.zeros(tokens, 1024), value[0], 1e-20, torch.bfloat16),
         **{f"store_{record.value}": (lambda record=record: store(record)) for record in Record},
+        **{
+            f"norm_rope_store_{record.value}": (lambda record=record: store_key(record))
+            for record in Record
+            if record is not Record.PLAIN
+        },
         **{name: (lambda name=name: getattr(fake_quant, name)(hidden)) for name in ROUNDINGS},
         "moe_gate": lambda: moe_gate(torch.zeros(tokens, 384), bias, bias, torch.zeros(tokens).bool(), 6, 1.5),
         "engram_hash": lambda: engram_hash(ids, ids[0], primes, torch.zeros(24, dtype=torch.int64)),
@@ -110,7 +123,9 @@ def products(tokens: int) -> dict[str, Callable[[], Any]]:
         "moe_experts": lambda: moe_experts(x[:, 0], w13, w2, ids, weights, 0, 10.0, True),
         "linear": lambda: matmul(x, torch.zeros(384, 5120, **BF16), torch.float32),
         "linear_fp8": lambda: matmul(x, fp8_weight(1792, 5120), torch.bfloat16),
-        "grouped_linear": lambda: matmul(torch.zeros(tokens, 8, 4096, **BF16), fp8_weight(8192, 4096), torch.bfloat16),
+        "grouped_linear": lambda: matmul(
+            torch.zeros(tokens, 8, 4096, **BF16), fp8_weight(8192, 4096), torch.bfloat16, True
+        ),
     }
 
 
