@@ -183,6 +183,12 @@ def cases(sizes: Sizes, tokens: int, device: str) -> Iterator[Case]:
         num_bytes = 2 * plain.numel() + t * (2 * d + 4 * n)
         yield Case("linear", name, (x, plain, torch.float32), num_bytes, 2.0 * t * plain.numel())
     del weight, plain
+    logits = make.normal(t, sizes.vocab, **fp32)
+    rows = torch.ones(t, device=device), make.integers(0, 2**62, t), make.integers(0, 2**20, t)
+    top_k, top_p = torch.full((t,), 64, dtype=torch.int32, device=device), torch.full((t,), 0.9, device=device)
+    for name, limits in (("no limits", (None, None, None)), ("top-k, top-p", (top_k, top_p, None))):
+        sampled = logits, *rows, *limits, 0
+        yield Case("sample_tokens", name, sampled, 4 * logits.numel(), is_choice=True)
 
     w13 = make.fp4_weight(sizes.experts, 2 * sizes.expert_width, d)
     w2 = make.fp4_weight(sizes.experts, d, sizes.expert_width)
@@ -234,7 +240,8 @@ def error_of(case: Case, module: str) -> float:
     """Of the results of `module` against the definition's, on the first tokens."""
     got, want = _apart(case).run(module), _apart(case).run("reference")
     if case.is_choice:
-        pairs = [(a.tolist(), b.tolist()) for a, b in zip(got, want, strict=True) if not b.is_floating_point()]
+        indices = [(a, b) for a, b in zip(got, want, strict=True) if not b.is_floating_point()]
+        pairs = [tuple(part.view(len(part), -1).tolist() for part in both) for both in indices]
         missed = sum(len(set(b) - set(a)) for rows in pairs for a, b in zip(*rows, strict=True))
         return missed / max(1, sum(len(row) for _, rows in pairs for row in rows))
     differences = [(a.double() - b.double()).norm() / b.double().norm() for a, b in zip(got, want, strict=True)]

@@ -32,7 +32,7 @@ def load_rows(cache, rows, present, WIDTH: tl.constexpr, HALF: tl.constexpr, REC
     start = cache + rows[:, None]
     if RECORD == "plain":
         pair = tl.arange(0, HALF)
-        stored = present[:, None] & (2 * pair < WIDTH)[None, :]
+        stored = present[:, None] & (pair < WIDTH // 2)[None, :]
         even = tl.load(start + 2 * pair[None, :], stored, 0.0)
         odd = tl.load(start + 2 * pair[None, :] + 1, stored, 0.0)
     else:
@@ -45,7 +45,7 @@ def _load_records(start, present, WIDTH: tl.constexpr, HALF: tl.constexpr, RECOR
     PAIRS: tl.constexpr = 8 if RECORD == "fp4_kv" else 16  # of channels with one scale
     group = tl.arange(0, HALF // PAIRS)
     pair = group[:, None] * PAIRS + tl.arange(0, PAIRS)[None, :]
-    stored = present[:, None] & (group * (2 * PAIRS) < WIDTH)[None, :]
+    stored = present[:, None] & (group < WIDTH // (2 * PAIRS))[None, :]
     sf = tl.load(start + (WIDTH if RECORD == "fp8" else WIDTH // 2) + group[None, :], stored, 0)
     if RECORD == "fp8":
         if (WIDTH + WIDTH // 32) % 2:  # every other record starts at an odd address

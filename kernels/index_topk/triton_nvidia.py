@@ -149,7 +149,7 @@ def _score(
     rows = page.to(tl.int64) * cache_block + entry % states_per_block * cache_state
     k_even, k_odd = load_rows(cache, rows, present, HEAD_DIM, HALF, RECORD)
     head, pair = tl.arange(0, HEADS), tl.arange(0, HALF)
-    inside = (head < num_heads)[:, None] & (2 * pair < HEAD_DIM)[None, :]
+    inside = (head < num_heads)[:, None] & (pair < HEAD_DIM // 2)[None, :]
     q = query + token * query_token + head[:, None] * query_head + 2 * pair[None, :]
     q_even, q_odd = tl.load(q, inside, 0.0), tl.load(q + 1, inside, 0.0)
     if EXACT:

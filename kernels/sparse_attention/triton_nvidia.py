@@ -43,7 +43,8 @@ def sparse_attention(
     indices = window.block_table[:, :0] if selected_indices is None else selected_indices
     window_tiles = triton.cdiv(window_size, keys)
     tiles = window_tiles + triton.cdiv(indices.shape[1], keys)
-    split = num_tokens <= MAX_SPLIT_TOKENS
+    # in fp32 the order of a sum follows the code around it, so that all tokens must run the same
+    split = num_tokens <= MAX_SPLIT_TOKENS and query.dtype == torch.bfloat16
     options = {"dtype": torch.float32, "device": query.device}
     sums = torch.empty(num_tokens, tiles, num_heads, head_dim, **options) if split else out
     states = torch.empty(num_tokens, tiles, 2, num_heads, **options) if split else out
@@ -124,7 +125,7 @@ def _sparse_attention(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pair = tl.arange(0, HALF)
-    inside = (head < num_heads)[:, None] & (2 * pair < HEAD_DIM)[None, :]
+    inside = (head < num_heads)[:, None] & (pair < HEAD_DIM // 2)[None, :]
     q = query + token * query_token + head[:, None] * query_head
     if EXACT:  # two channels at once
         both = tl.load(q.to(tl.pointer_type(tl.int32)) + pair[None, :], inside, 0)

@@ -227,6 +227,8 @@ def test_takes_strided_queries_and_weights(device: str) -> None:
 @pytest.mark.parametrize("heads, head_dim", [(1, 16), (4, 64), (8, 32), (32, 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype, heads: int, head_dim: int, device: str) -> None:
+    if device != "cpu":
+        pytest.skip("a property of the definition on CPU, where it is what runs")
     batch = Batch(LENGTHS, ROWS, device, exact=False, heads=heads, head_dim=head_dim).to(dtype)
     whole = whole_scores(batch, list(range(len(ROWS))), 0)
     shuffled = torch.randperm(len(ROWS)).tolist()

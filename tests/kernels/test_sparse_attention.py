@@ -206,7 +206,11 @@ def test_records_give_what_their_decoded_rows_give(
         packed.append(paged(records, batch.request_ids, record=record))
     window, selected = packed
     args = batch.query, window, batch.positions, batch.WINDOW, selected, batch.indices, batch.sink, batch.scale
-    assert torch.equal(sparse_attention(*args), batch.run())
+    got, want = sparse_attention(*args), batch.run()
+    if device == "cpu":
+        assert torch.equal(got, want)
+    else:  # reading rows another way is other code around the same sums, whose order may differ
+        torch.testing.assert_close(got, want, rtol=RTOL[dtype], atol=RTOL[dtype] * float(want.abs().max()))
 
 
 @pytest.mark.parametrize("tile_bytes", [1, 4 * 26 * 64 * 7])  # tiles of 1 and 7 rows

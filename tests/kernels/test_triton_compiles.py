@@ -64,6 +64,7 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
     from deepinfer_plugin.kernels.norm_rope_store.triton_nvidia import norm_rope_store
     from deepinfer_plugin.kernels.rms_norm.triton_nvidia import rms_norm
     from deepinfer_plugin.kernels.rope.triton_nvidia import rope
+    from deepinfer_plugin.kernels.sample_tokens.triton_nvidia import sample_tokens
     from deepinfer_plugin.kernels.store_kv_cache.triton_nvidia import store_kv_cache
     from deepinfer_plugin.kernels.swiglu.triton_nvidia import swiglu
 
@@ -89,6 +90,9 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
         "rms_norm": lambda: rms_norm(hidden, hidden[0], 1e-20, True),
         "rope": lambda: rope(torch.zeros(tokens, 64, 512, **BF16), torch.zeros(tokens, 64), True, True),
         "swiglu": lambda: swiglu(torch.zeros(tokens, 4608), 10.0, None, True),
+        "sample_tokens": lambda: sample_tokens(
+            torch.zeros(tokens, 129280), value[:, 0], slots, slots, slots.int(), value[:, 0], value[:, 0], 0
+        ),
         "mix_streams": lambda: mix_streams(streams, hidden, pre, comb),
         "mix_collapse_norm": lambda: mix_collapse_norm(streams, hidden, pre, comb, pre, hidden[0], 1e-20, True),
         "collapse_streams": lambda: collapse_streams(streams, pre),
