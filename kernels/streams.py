@@ -13,6 +13,9 @@ from functools import cache
 import torch
 
 
+_running: set[torch.device] = set()  # devices with work begun beside and not joined
+
+
 @contextmanager
 def beside(device: torch.device) -> Iterator[None]:
     """Run what follows on the second stream."""
@@ -21,13 +24,18 @@ def beside(device: torch.device) -> Iterator[None]:
         return
     side = _second_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
+    _running.add(device)
     with torch.cuda.stream(side):
         yield
 
 
 def join(device: torch.device) -> None:
-    """Let the current stream wait for everything begun beside it."""
-    if device.type == "cuda":
+    """Let the current stream wait for what was begun beside it since the last time, if anything was.
+
+    Without that condition a graph being captured would wait for work outside it, which CUDA refuses.
+    """
+    if device in _running:
+        _running.remove(device)
         torch.cuda.current_stream(device).wait_stream(_second_stream(device))
 
 

@@ -122,7 +122,7 @@ def packed_tile(num_tokens: int) -> tuple[int, int, int]:
     many = num_tokens > MAX_SPLIT_TOKENS and most_tokens() == 128
     tokens = token_tile(num_tokens)
     rows, warps = (128, 8) if many else (64, 4) if tokens >= 32 else (64, 2)
-    return rows, warps, stages(rows * BLOCK.value, rows, tokens, 2 if many else 3)
+    return rows, warps, stages(rows * BLOCK.value, rows, tokens, 2 if num_tokens > MAX_SPLIT_TOKENS else 3)
 
 
 def token_tile(num_tokens: int) -> int:

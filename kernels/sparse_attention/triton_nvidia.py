@@ -14,8 +14,8 @@ from deepinfer_plugin.kernels.paged import Pages
 from deepinfer_plugin.kernels.triton_records import load_rows
 
 WIDE = 90  # compute capability whose tensor cores want 64 rows; SM100's too, but there the sums outgrow their memory
-MAX_SPLIT_TOKENS = 16  # up to here tiles are computed side by side
-MERGED_HEADS, MERGED = 1, 128  # heads and channels of a program that merges
+MAX_SPLIT_TOKENS = 32  # up to here tiles are computed side by side
+MERGED_HEADS, MERGED = 4, 128  # heads and channels of a program that merges
 
 
 def sparse_attention(
@@ -66,7 +66,7 @@ def sparse_attention(
     )
     if split:
         _merge[(num_tokens, triton.cdiv(num_heads, MERGED_HEADS), triton.cdiv(head_dim, MERGED))](
-            *(sums, states, sink, out, num_heads, tiles, head_dim), HEADS=MERGED_HEADS, CHANNELS=MERGED, num_warps=1
+            *(sums, states, sink, out, num_heads, tiles, head_dim), HEADS=MERGED_HEADS, CHANNELS=MERGED, num_warps=4
         )
     return out
 

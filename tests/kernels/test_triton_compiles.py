@@ -32,9 +32,9 @@ TOKENS = [1, 64, 512]
 ROUNDINGS = ["round_fp8", "round_fp4_index", "round_fp4_kv"]
 # On SM90 the addresses of operands in shared memory do not fit the registers beside 64 heads of 512 sums.
 ATTENTION_STACK = {
-    (90, 64, Record.FP8): 304,
-    (90, 64, Record.FP4_KV): 752,
-    (80, 64, Record.FP4_KV): 16,
+    (90, 64, Record.FP8): 408,
+    (90, 64, Record.FP4_KV): 408,
+    (80, 64, Record.FP4_KV): 48,
     (89, 64, Record.FP4_KV): 16,
 }
 SELECTION_STACK = 16  # a row's bounds, read once
