@@ -12,7 +12,6 @@ from functools import cache
 
 import torch
 
-
 _running: set[torch.device] = set()  # devices with work begun beside and not joined
 
 

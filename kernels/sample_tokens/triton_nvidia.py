@@ -28,11 +28,12 @@ def sample_tokens(
     out = torch.empty(num_rows, dtype=torch.int64, device=device)
     if not num_rows:
         return out
-    bounds = None
+    bounds = shares = None
     if top_k is not None or top_p is not None or min_p is not None:
-        bounds = torch.empty(num_rows, 4, dtype=torch.int32, device=device)
+        bounds = torch.empty(num_rows, 2, dtype=torch.int32, device=device)
+        shares = torch.empty(num_rows, 2, dtype=torch.float32, device=device)
         _bounds[(num_rows,)](
-            *(logits, temperature, top_k, top_p, min_p, bounds, logits.stride(0), vocab_size),
+            *(logits, temperature, top_k, top_p, min_p, bounds, shares, logits.stride(0), vocab_size),
             ID_BITS=4 * triton.cdiv(vocab_size.bit_length(), 4),
             PART=PART,
             num_warps=8,
@@ -40,7 +41,7 @@ def sample_tokens(
     parts = triton.cdiv(vocab_size, PART)
     winners = torch.empty(num_rows, parts, dtype=torch.int64, device=device)
     _race[(num_rows, parts)](
-        *(logits, temperature, seeds, positions, bounds, winners, logits.stride(0), vocab_size, stream, PART),
+        *(logits, temperature, seeds, positions, bounds, shares, winners, logits.stride(0), vocab_size, stream, PART),
         num_warps=8,
     )
     _last_race[(num_rows,)](winners, out, parts, PARTS=triton.next_power_of_2(parts), num_warps=1)
@@ -116,12 +117,14 @@ def _bounds(
     top_p,
     min_p,
     bounds,
+    shares,
     logits_row,
     vocab_size,
     ID_BITS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Of a row: the lowest score that stays, as `_ordered`; the last id of those that have it; highest; least share."""
+    """Of a row: the lowest score that stays, as `_ordered`, and the last id of those that have it; in `shares`: the
+    highest score, and the least share of its weight that stays."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_row
     heat = tl.load(temperature + row)
@@ -161,14 +164,16 @@ def _bounds(
                 lowest = bound
         if min_p is not None:
             least = tl.load(min_p + row)
-    tl.store(bounds + 4 * row, lowest)
-    tl.store(bounds + 4 * row + 1, last_id)
-    tl.store(bounds + 4 * row + 2, highest.to(tl.int32, bitcast=True))
-    tl.store(bounds + 4 * row + 3, least.to(tl.int32, bitcast=True))
+    tl.store(bounds + 2 * row, lowest)
+    tl.store(bounds + 2 * row + 1, last_id)
+    tl.store(shares + 2 * row, highest)
+    tl.store(shares + 2 * row + 1, least)
 
 
 @triton.jit
-def _race(logits, temperature, seeds, positions, bounds, winners, logits_row, vocab_size, stream, PART: tl.constexpr):
+def _race(
+    logits, temperature, seeds, positions, bounds, shares, winners, logits_row, vocab_size, stream, PART: tl.constexpr
+):
     """The winner of one part of a row: its score, in order, above its id, the smallest of which is the highest."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * PART + tl.arange(0, PART)
@@ -178,11 +183,10 @@ def _race(logits, temperature, seeds, positions, bounds, winners, logits_row, vo
         score = _scores(logits + row * logits_row, token, inside, heat)
         stays = inside
         if bounds is not None:
-            order, lowest = _ordered(score), tl.load(bounds + 4 * row)
-            stays &= (order > lowest) | ((order == lowest) & (token <= tl.load(bounds + 4 * row + 1)))
-            highest = tl.load(bounds + 4 * row + 2).to(tl.float32, bitcast=True)
-            least = tl.load(bounds + 4 * row + 3).to(tl.float32, bitcast=True)
-            stays &= (least <= 0) | (tl.exp(score - highest) >= least)
+            order, lowest = _ordered(score), tl.load(bounds + 2 * row)
+            stays &= (order > lowest) | ((order == lowest) & (token <= tl.load(bounds + 2 * row + 1)))
+            highest, least = tl.load(shares + 2 * row), tl.load(shares + 2 * row + 1)
+            stays &= tl.exp(score - highest) >= least
         word = _word(tl.load(seeds + row), stream, tl.load(positions + row), token)
         score = tl.where(stays, score - _log_race_time(word), -float("inf"))
     else:

@@ -30,7 +30,7 @@ def test_every_case_is_right_and_counts_its_work(tokens: int, device: str) -> No
 
 def test_a_wrong_result_is_seen(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table, x = tables()["rms_norm"], torch.randn(3, 64, device=device)
-    case = Case("rms_norm", "", (x, torch.ones(64, device=device), 1e-20), 1)
+    case = Case("rms_norm", "", (x, torch.ones(64, device=device), 1e-20, False), 1)
     right = table.load("triton_nvidia")
     monkeypatch.setitem(table._loaded, "triton_nvidia", lambda *args: right(*args) * 1.02)
     assert error_of(case, "triton_nvidia") > MAX_ERROR
@@ -59,8 +59,8 @@ def test_a_kernel_that_is_wrong_where_it_never_ran_is_switched_off_loudly(
     monkeypatch.setattr(dispatch.logger, "propagate", True)
     x = torch.randn(3, 8, device=device)
     with caplog.at_level("WARNING", logger=dispatch.logger.name):
-        assert torch.equal(table(x, 10.0, None), definition(x, 10.0, None))
-        table(x, 10.0, None)
+        assert torch.equal(table(x, 10.0, None, False), definition(x, 10.0, None, False))
+        table(x, 10.0, None, False)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("swiglu: triton_nvidia is SWITCHED OFF on compute capability 89")
 
@@ -69,7 +69,7 @@ def test_a_kernel_that_is_right_where_it_never_ran_runs(
     table: Dispatch, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deepinfer_plugin.kernels.samples.wrong_result.__defaults__", (device,))
-    table(torch.randn(3, 8, device=device), 10.0, None)
+    table(torch.randn(3, 8, device=device), 10.0, None, False)
     assert table._chosen is table.load("triton_nvidia")
 
 

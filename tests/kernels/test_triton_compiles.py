@@ -37,6 +37,7 @@ ATTENTION_STACK = {
     (80, 64, Record.FP4_KV): 48,
     (89, 64, Record.FP4_KV): 16,
 }
+PRODUCT_STACK = {(80, "linear_fp8", 512): 8}  # one register of two sums of 64 by 64
 SELECTION_STACK = 16  # a row's bounds, read once
 
 
@@ -249,7 +250,7 @@ def test_products_use_tensor_cores(
     launches = launches_of(products(tokens)[op])
     for launch in launches:
         compiled = launch.compile(capability)
-        assert stack_bytes(compiled, tmp_path) == 0, launch.name
+        assert stack_bytes(compiled, tmp_path) <= PRODUCT_STACK.get((capability, op, tokens), 0), launch.name
         if launch.name in PRODUCTS:
             found = opcodes(compiled, tmp_path)
             # two warps are too few for the instructions of a warp group, and eight tokens for Triton to take them
