@@ -9,8 +9,7 @@ import torch
 MULTIPLIERS, KEY_STEPS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 LOW = 0xFFFFFFFF
 ROUNDS = 10
-TARGET = 0  # the streams: shared by target and drafter; then those of ratio verification
-ACCEPTANCE, RESIDUAL, DRAFT = 1, 2, 3
+TARGET = 0  # the stream that a target and its drafter share
 
 
 def philox(counter: tuple[torch.Tensor, ...], seed: torch.Tensor) -> tuple[torch.Tensor, ...]:

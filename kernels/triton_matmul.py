@@ -16,7 +16,7 @@ from deepinfer_plugin.kernels import target
 from deepinfer_plugin.kernels.packed_weights import Fp8Weight
 from deepinfer_plugin.kernels.streams import is_beside
 from deepinfer_plugin.kernels.triton_formats import rounded_to_fp8
-from deepinfer_plugin.kernels.triton_packed import BLOCK, WORD, add_block, add_tail
+from deepinfer_plugin.kernels.triton_packed import BLOCK, WORD, WORDS, add_block, add_tail
 
 PIECE = 1024  # of K, of a plain product
 PROGRAMS = 384  # that a packed product should have for few tokens
@@ -131,7 +131,10 @@ def token_tile(num_tokens: int) -> int:
 
 
 def stages(weight_bytes: int, rows: int, tokens: int, most: int) -> int:
-    """Stages of a packed product that fit: a stage holds a block's words and inputs, beside one decoded block."""
+    """Stages of a packed product that fit: a stage holds a block's words and inputs.
+
+    Beside them there is room for one decoded block, where a compiler does not decode in registers.
+    """
     decoded, inputs = 2 * BLOCK.value * rows, 2 * BLOCK.value * tokens
     return max(1, min(most, (target.shared_memory_bytes() - decoded) // (weight_bytes + inputs)))
 
@@ -241,7 +244,7 @@ def _packed_matmul(
     row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
     token = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     weight_row = (group * columns + row).to(tl.int64)
-    word, row_present, token_present = tl.arange(0, BLOCK // WORD), row < columns, token < num_tokens
+    word, row_present, token_present = tl.arange(0, WORDS), row < columns, token < num_tokens
     word_rows = words + weight_row[:, None] * words_row + word[None, :]
     sf_rows = sf + weight_row // 32 * sf_row
     x_rows = x + token[:, None] * x_token + group * x_group + word[None, :]

@@ -9,11 +9,12 @@ import triton
 import triton.language as tl
 
 from deepinfer_plugin.kernels import packed_weights
+from deepinfer_plugin.kernels.quant_formats import BLOCK_SIZE
 from deepinfer_plugin.kernels.triton_formats import INTERPRETED, e2m1_value, e4m3_value
 
 BLOCK = tl.constexpr(packed_weights.BLOCK)
-WORDS = tl.constexpr(16)  # of a block
-TAIL_WORDS = tl.constexpr(4)  # of a group of 32 channels behind the last block
+WORDS = tl.constexpr(packed_weights.BLOCK // packed_weights.WORD)  # of a block
+TAIL_WORDS = tl.constexpr(BLOCK_SIZE // packed_weights.WORD)  # of a group behind the last block
 WORD = tl.constexpr(packed_weights.WORD)
 FP8_BIAS, FP4_BIAS = tl.constexpr(120), tl.constexpr(126)  # log2 by which the shifted bits are too small
 

@@ -15,8 +15,8 @@ from deepinfer_plugin.kernels.triton_formats import (
 GROUPS = 32
 
 
-def round_fp8(x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    return _rounded(x, "fp8", 32, out_dtype)
+def round_fp8(x: torch.Tensor) -> torch.Tensor:
+    return _rounded(x, "fp8", 32)
 
 
 def round_fp4_index(x: torch.Tensor) -> torch.Tensor:
@@ -27,9 +27,9 @@ def round_fp4_kv(x: torch.Tensor) -> torch.Tensor:
     return _rounded(x, "fp4_kv", 16)
 
 
-def _rounded(x: torch.Tensor, form: str, group_size: int, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+def _rounded(x: torch.Tensor, form: str, group_size: int) -> torch.Tensor:
     x = x.contiguous()
-    out = torch.empty_like(x, dtype=out_dtype)
+    out = torch.empty_like(x)
     num_groups = x.numel() // group_size
     if num_groups:
         _round[(triton.cdiv(num_groups, GROUPS),)](x, out, num_groups, form, group_size, GROUPS, num_warps=2)

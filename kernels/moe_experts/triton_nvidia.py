@@ -14,7 +14,7 @@ from deepinfer_plugin.kernels.packed_weights import Fp4Weight
 from deepinfer_plugin.kernels.swiglu.triton_nvidia import clamped_swiglu
 from deepinfer_plugin.kernels.triton_formats import row_rounded_to_fp8
 from deepinfer_plugin.kernels.triton_matmul import MIN_TOKENS, aligned_bf16, most_tokens, stages
-from deepinfer_plugin.kernels.triton_packed import BLOCK, WORD, add_block, add_tail
+from deepinfer_plugin.kernels.triton_packed import BLOCK, WORD, WORDS, add_block, add_tail
 
 ACTIVATION_BLOCK, SUM_BLOCK = 256, 1024  # channels of a program
 
@@ -115,7 +115,7 @@ def _expert_product(
     expert = tl.load(tile_experts + tile).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     row_present = row < columns
-    word = tl.arange(0, BLOCK // WORD)
+    word = tl.arange(0, WORDS)
     x_rows = x + (pair // pairs_of_row)[:, None] * x_row + word[None, :]
     word_rows = words + (expert * columns + row)[:, None] * (depth // WORD) + word[None, :]
     sf_rows = sf + (expert * columns + row) * (depth // (BLOCK if WHOLE else 32))

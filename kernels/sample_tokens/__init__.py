@@ -3,6 +3,7 @@
 import torch
 
 from deepinfer_plugin.kernels.dispatch import Dispatch
+from deepinfer_plugin.kernels.noise import TARGET
 
 TABLE = Dispatch(__name__, cpu="reference", nvidia="triton_nvidia")
 
@@ -15,7 +16,7 @@ def sample_tokens(
     top_k: torch.Tensor | None = None,
     top_p: torch.Tensor | None = None,
     min_p: torch.Tensor | None = None,
-    stream: int = 0,
+    stream: int = TARGET,
 ) -> torch.Tensor:
     """``argmax_v(logit_v / temperature - log E(seed, stream, position, v))`` over the tokens that the limits leave.
 

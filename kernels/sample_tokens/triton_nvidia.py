@@ -24,6 +24,8 @@ def sample_tokens(
     stream: int,
 ) -> torch.Tensor:
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    temperature, seeds, positions = (vector.contiguous() for vector in (temperature, seeds, positions))
+    top_k, top_p, min_p = (None if limit is None else limit.contiguous() for limit in (top_k, top_p, min_p))
     (num_rows, vocab_size), device = logits.shape, logits.device
     out = torch.empty(num_rows, dtype=torch.int64, device=device)
     if not num_rows:

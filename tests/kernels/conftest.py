@@ -27,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def _implemented(request: pytest.FixtureRequest) -> None:
     """Skip the tests of what has no such implementation."""
     module = request.config.getoption("kernels")
+    if module != "triton_nvidia" and getattr(request.module, "TRITON_ONLY", False):
+        pytest.skip("needs --kernels triton_nvidia")
     ops = getattr(request.module, "OPS", [request.path.stem.removeprefix("test_")])
     folder = Path(deepinfer_plugin.kernels.__path__[0])
     missing = [op for op in ops if not (folder / op / f"{module}.py").exists()] if module else []

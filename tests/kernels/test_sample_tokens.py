@@ -157,6 +157,15 @@ def test_rows_are_independent(device: str) -> None:
     assert_rows_are_independent(sample_tokens, logits, heat, seeds, positions, top_k, top_p)
 
 
+def test_takes_strided_arguments(device: str) -> None:
+    logits, heat, seeds, positions = rows_of(torch.randn(9), 4, device)
+    seeds, top_k = seeds + positions, torch.tensor([3, 5, 7, 9], dtype=torch.int32, device=device)
+    top_p = torch.tensor([0.5, 0.6, 0.7, 0.8], device=device)
+    want = sample_tokens(logits, heat, seeds, positions, top_k, top_p)
+    apart = [torch.stack((part, 3 * part + 1), 1)[:, 0] for part in (heat, seeds, positions, top_k, top_p)]
+    assert torch.equal(sample_tokens(torch.stack((logits, logits + 1), 2)[:, :, 0], *apart), want)
+
+
 def test_refuses(device: str) -> None:
     logits, heat, seeds, positions = rows_of(torch.zeros(4), 2, device)
     for args in (

@@ -10,12 +10,7 @@ from deepinfer_plugin.kernels.samples import MAX_ERROR, SMALL, Case, cases, erro
 pytest.importorskip("triton", reason="Triton is not installed beside the CPU vLLM; `make test-kernels` has it")
 
 OPS: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def _interpreted(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("kernels") != "triton_nvidia":
-        pytest.skip("needs --kernels triton_nvidia")
+TRITON_ONLY = True
 
 
 @pytest.mark.parametrize("tokens", [1, 5])

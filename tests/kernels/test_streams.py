@@ -1,5 +1,7 @@
 """Work beside the current stream is done when joined, and a graph does not wait for what it does not hold."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -21,13 +23,30 @@ def test_results_made_beside_are_there_after_the_join(device: str) -> None:
         assert bool((x == 1).all())
 
 
-def test_a_join_of_nothing_waits_for_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.ones(3, device=device)
-    with beside(x.device):
-        pass
-    join(x.device)
-    monkeypatch.setattr(streams, "_second_stream", None)  # whoever asks for it fails
-    join(x.device)
+class Stream:
+    """Notes what it waits for."""
+
+    def __init__(self, name: str, waits: list[str]) -> None:
+        self.name, self.waits = name, waits
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.waits.append(f"{self.name} for {other.name}")
+
+
+def test_every_join_waits_once_for_what_was_begun_and_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+    main, side, device = Stream("main", waits), Stream("side", waits), torch.device("cuda", 0)
+    monkeypatch.setattr(streams, "_second_stream", lambda device: side)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    join(device)
+    assert not waits
+    for _ in range(2):
+        with beside(device):
+            pass
+    join(device)
+    join(device)
+    assert waits == ["side for main", "side for main", "main for side"]
 
 
 def test_a_graph_may_begin_with_a_join(device: str) -> None:

@@ -15,12 +15,7 @@ from deepinfer_plugin.kernels.sparse_attention import triton_nvidia as attention
 from tests.kernels.test_packed_weights import LIMIT, fp4_experts, fp8_weight, routes
 
 OPS: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def _interpreted(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("kernels") != "triton_nvidia":
-        pytest.skip("needs --kernels triton_nvidia")
+TRITON_ONLY = True
 
 
 @pytest.fixture
