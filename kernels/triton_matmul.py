@@ -16,6 +16,7 @@ from deepinfer_plugin.kernels import target
 from deepinfer_plugin.kernels.packed_weights import Fp8Weight
 from deepinfer_plugin.kernels.streams import is_beside
 from deepinfer_plugin.kernels.triton_formats import rounded_to_fp8
+from deepinfer_plugin.kernels.triton_launch import chained, fetch_ahead, follow
 from deepinfer_plugin.kernels.triton_packed import BLOCK, WORD, WORDS, add_block, add_tail
 
 PIECE = 1024  # of K, of a plain product
@@ -66,6 +67,7 @@ def matmul(
         DEPTH=64 if exact else 32,
         num_warps=4 if tile.tokens <= 64 else 8,
         num_stages=4 if exact else 2,
+        **chained(),
     )
     return out
 
@@ -98,6 +100,7 @@ def _packed_product(x: torch.Tensor, weight: Fp8Weight, out_dtype: torch.dtype, 
         TOKENS=tile.tokens,
         num_warps=warps,
         num_stages=stages,
+        **chained(),
     )
     return out
 
@@ -185,6 +188,7 @@ def _matmul(
     TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
+    follow()
     group = tl.program_id(0) // tiles
     row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
     token = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
@@ -242,14 +246,18 @@ def _packed_matmul(
     """WHOLE: depth is a multiple of BLOCK, and `sf` holds four bytes of a row in an int32."""
     group = tl.program_id(0) // tiles
     row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
-    token = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     weight_row = (group * columns + row).to(tl.int64)
+    first = tl.program_id(2) * PIECE if SPLIT else 0
+    last = tl.minimum(first + PIECE, blocks) if SPLIT else blocks
+    if SPLIT:
+        for block in range(first, last):
+            fetch_ahead(words + tl.minimum(weight_row, columns * groups - 1) * words_row + block * WORDS)
+    follow()
+    token = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     word, row_present, token_present = tl.arange(0, WORDS), row < columns, token < num_tokens
     word_rows = words + weight_row[:, None] * words_row + word[None, :]
     sf_rows = sf + weight_row // 32 * sf_row
     x_rows = x + token[:, None] * x_token + group * x_group + word[None, :]
-    first = tl.program_id(2) * PIECE if SPLIT else 0
-    last = tl.minimum(first + PIECE, blocks) if SPLIT else blocks
     total, part = tl.zeros([ROWS, TOKENS], tl.float32), tl.zeros([ROWS, TOKENS], tl.float32)
     for block in range(first, last):
         part = add_block(part, word_rows, sf_rows, x_rows, block, row_present, token_present, WHOLE, False)

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from deepinfer_plugin.kernels.triton_launch import chained, follow
+
 
 def compress_kv(
     value: torch.Tensor,
@@ -21,6 +23,7 @@ def compress_kv(
             *(*rows, norm_weight, out, *(0 if t is None else t.stride(0) for t in rows), width, eps),
             HAS_GATE=score is not None,
             BLOCK=triton.next_power_of_2(width),
+            **chained(),
         )
     return out
 
@@ -40,6 +43,7 @@ def _compress_kv(
     HAS_GATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    follow()
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK)
     inside = channel < width

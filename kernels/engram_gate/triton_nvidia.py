@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from deepinfer_plugin.kernels.triton_launch import chained, follow
+
 
 def engram_gate(
     streams: torch.Tensor,
@@ -24,6 +26,7 @@ def engram_gate(
             HAS_SKIP=skip is not None,
             BLOCK=block,
             num_warps=min(8, max(1, block // 512)),
+            **chained(),
         )
     return out
 
@@ -43,6 +46,7 @@ def _engram_gate(
     HAS_SKIP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    follow()
     token, stream = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.arange(0, BLOCK)
     inside = channel < hidden_size

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_plugin.kernels.triton_formats import e4m3_value, e8m0_value
+from deepinfer_plugin.kernels.triton_launch import chained, follow
 
 
 def engram_hash(
@@ -20,12 +21,14 @@ def engram_hash(
             *(class_ids.contiguous(), multipliers, primes.contiguous(), offsets, out, heads, orders),
             BLOCK=triton.next_power_of_2(heads),
             num_warps=1,
+            **chained(),
         )
     return out
 
 
 @triton.jit
 def _engram_hash(class_ids, multipliers, primes, offsets, out, heads, ORDERS: tl.constexpr, BLOCK: tl.constexpr):
+    follow()
     token = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, BLOCK)
     inside = head < heads
@@ -47,6 +50,7 @@ def engram_lookup(rows: torch.Tensor, table: torch.Tensor, sf: torch.Tensor, row
             *(*table.stride(), *sf.stride(), head_dim),
             BLOCK=triton.next_power_of_2(head_dim),
             num_warps=1,
+            **chained(),
         )
     return out
 
@@ -66,6 +70,7 @@ def _engram_lookup(
     head_dim,
     BLOCK: tl.constexpr,
 ):
+    follow()
     index = tl.program_id(0).to(tl.int64)
     wanted = tl.load(rows + index)
     row = wanted - row_start

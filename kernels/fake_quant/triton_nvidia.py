@@ -11,6 +11,7 @@ from deepinfer_plugin.kernels.triton_formats import (
     round_e2m1,
     rounded_to_fp8,
 )
+from deepinfer_plugin.kernels.triton_launch import chained, follow
 
 GROUPS = 32
 
@@ -32,12 +33,15 @@ def _rounded(x: torch.Tensor, form: str, group_size: int) -> torch.Tensor:
     out = torch.empty_like(x)
     num_groups = x.numel() // group_size
     if num_groups:
-        _round[(triton.cdiv(num_groups, GROUPS),)](x, out, num_groups, form, group_size, GROUPS, num_warps=2)
+        _round[(triton.cdiv(num_groups, GROUPS),)](
+            x, out, num_groups, form, group_size, GROUPS, num_warps=2, **chained()
+        )
     return out
 
 
 @triton.jit
 def _round(x, out, num_groups, FORM: tl.constexpr, GROUP_SIZE: tl.constexpr, GROUPS: tl.constexpr):
+    follow()
     group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     element = group[:, None] * GROUP_SIZE + tl.arange(0, GROUP_SIZE)[None, :]
     inside = (group < num_groups)[:, None]

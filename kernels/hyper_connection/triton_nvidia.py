@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_plugin.kernels.triton_formats import row_rounded_to_fp8
+from deepinfer_plugin.kernels.triton_launch import chained, follow
 
 BLOCK = 1024  # channels of a program of the elementwise ops
 CHUNK = 256  # elements of a piece of the coefficients' sums
@@ -21,13 +22,14 @@ def mix_streams(streams: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb
     out = torch.empty_like(streams)
     if out.numel():
         _mix_streams[(num_tokens, triton.cdiv(hidden_size, BLOCK))](
-            *(streams, y, post.contiguous(), comb.contiguous(), out, hidden_size, num_streams, BLOCK)
+            *(streams, y, post.contiguous(), comb.contiguous(), out, hidden_size, num_streams, BLOCK), **chained()
         )
     return out
 
 
 @triton.jit
 def _mix_streams(streams, y, post, comb, out, hidden_size, STREAMS: tl.constexpr, BLOCK: tl.constexpr):
+    follow()
     token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < hidden_size
@@ -62,6 +64,7 @@ def mix_collapse_norm(
             *(streams, y, post.contiguous(), comb.contiguous(), pre_mix.contiguous(), weight, mixed, hidden),
             *(rounded, hidden_size, eps, num_streams, block, round_to_fp8),
             num_warps=min(16, max(1, block // 512)),
+            **chained(),
         )
     return mixed, hidden, rounded
 
@@ -83,6 +86,7 @@ def _mix_collapse_norm(
     BLOCK: tl.constexpr,
     ROUND: tl.constexpr,
 ):
+    follow()
     token = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK)
     inside = channel < hidden_size
@@ -112,13 +116,14 @@ def collapse_streams(streams: torch.Tensor, pre_mix: torch.Tensor) -> torch.Tens
     out = torch.empty(num_tokens, hidden_size, dtype=streams.dtype, device=streams.device)
     if out.numel():
         _collapse_streams[(num_tokens, triton.cdiv(hidden_size, BLOCK))](
-            *(streams.contiguous(), pre_mix.contiguous(), out, hidden_size, num_streams, BLOCK)
+            *(streams.contiguous(), pre_mix.contiguous(), out, hidden_size, num_streams, BLOCK), **chained()
         )
     return out
 
 
 @triton.jit
 def _collapse_streams(streams, pre_mix, out, hidden_size, STREAMS: tl.constexpr, BLOCK: tl.constexpr):
+    follow()
     token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < hidden_size
@@ -154,11 +159,13 @@ def stream_coefficients(
         _coefficient_sums[(triton.cdiv(num_tokens, tokens), chunks)](
             *(streams.contiguous(), fn.contiguous(), sums, num_tokens, width, num_logits, chunks, tokens, CHUNK, block),
             num_warps=4,
+            **chained(),
         )
         _coefficients[(num_tokens,)](
             *(sums, scale, base, pre, post, comb, width, chunks, norm_eps, hc_eps, num_iters, m, block),
             CHUNKS=triton.next_power_of_2(chunks),
             num_warps=4,
+            **chained(),
         )
     return pre, post, comb
 
@@ -177,6 +184,7 @@ def _coefficient_sums(
     BLOCK: tl.constexpr,
 ):
     """Of one chunk of some rows: its product with every row of `fn`, and, one place behind them, its sum of squares."""
+    follow()
     chunk = tl.program_id(1)
     element = chunk * CHUNK + tl.arange(0, CHUNK)
     logit = tl.arange(0, BLOCK)
@@ -209,6 +217,7 @@ def _coefficients(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
+    follow()
     token = tl.program_id(0).to(tl.int64)
     stream = tl.arange(0, M)
     square = 2 * M + stream[:, None] * M + stream[None, :]

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_plugin.kernels.paged import Pages
+from deepinfer_plugin.kernels.triton_launch import chained, follow
 from deepinfer_plugin.kernels.triton_records import load_rows
 
 KEYS = 64  # entries of a program
@@ -100,6 +101,7 @@ def _scores(
             EXACT=query.dtype == torch.bfloat16,
             KEYS=KEYS,
             num_warps=4,
+            **chained(),
         )
         yield rows, scores
 
@@ -132,6 +134,7 @@ def _score(
     EXACT: tl.constexpr,
     KEYS: tl.constexpr,
 ):
+    follow()
     token = tl.program_id(0).to(tl.int64)
     visible = tl.load(num_visible + token)
     place = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
@@ -170,7 +173,8 @@ def _select_blocks(scores: torch.Tensor, num_visible: torch.Tensor, out: torch.T
     block_scores = scores.new_empty(num_rows, blocks)
     if block_scores.numel():
         _score_blocks[(num_rows, triton.cdiv(blocks, KEYS))](
-            *(scores, num_visible, block_scores, places, blocks, block_size, triton.next_power_of_2(block_size), KEYS)
+            *(scores, num_visible, block_scores, places, blocks, block_size, triton.next_power_of_2(block_size), KEYS),
+            **chained(),
         )
     _select_highest(block_scores, torch.div(num_visible + block_size - 1, block_size, rounding_mode="floor"), out)
 
@@ -187,6 +191,7 @@ def _score_blocks(
     BLOCKS: tl.constexpr,
 ):
     """The highest visible score of each block, at most the largest bf16; infinite for the newest block."""
+    follow()
     row = tl.program_id(0).to(tl.int64)
     visible = tl.load(num_visible + row)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
@@ -219,6 +224,7 @@ def _select_highest(
         BLOCK_SIZE=block_size,
         BLOCK=min(SELECT_BLOCK, max(128, triton.next_power_of_2(places))),
         num_warps=8,
+        **chained(),
     )
 
 
@@ -242,6 +248,7 @@ def _select(
     BLOCK: tl.constexpr,
 ):
     """Find the rank that divides the chosen from the others, a byte at a time; then write what is above it."""
+    follow()
     row = tl.program_id(0).to(tl.int64)
     # candidate blocks ascend and have a visible entry each: places behind that many hold nothing
     visible = tl.load(num_visible + row)

@@ -13,6 +13,7 @@ from deepinfer_plugin.kernels.moe_experts.triton_tiles import pairs_in_tiles
 from deepinfer_plugin.kernels.packed_weights import Fp4Weight
 from deepinfer_plugin.kernels.swiglu.triton_nvidia import clamped_swiglu
 from deepinfer_plugin.kernels.triton_formats import row_rounded_to_fp8
+from deepinfer_plugin.kernels.triton_launch import chained, follow
 from deepinfer_plugin.kernels.triton_matmul import MIN_TOKENS, aligned_bf16, most_tokens, stages
 from deepinfer_plugin.kernels.triton_packed import BLOCK, WORD, WORDS, add_block, add_tail
 
@@ -46,10 +47,11 @@ def moe_experts(
     _activate[(num_pairs, triton.cdiv(width, ACTIVATION_BLOCK))](
         *(gate_up, topk_weights, topk_ids, activation, width, limit, expert_start, num_experts, ACTIVATION_BLOCK),
         num_warps=1,
+        **chained(),
     )
     products = _product(activation, w2, *tiles, 1, tokens)
     _sum_pairs[(num_tokens, triton.cdiv(hidden_size, SUM_BLOCK))](
-        *(products, topk_ids, added, out, expert_start, num_experts, hidden_size, top_k, SUM_BLOCK)
+        *(products, topk_ids, added, out, expert_start, num_experts, hidden_size, top_k, SUM_BLOCK), **chained()
     )
     return out
 
@@ -78,6 +80,7 @@ def _product(
         ROWS=rows,
         num_warps=warps,
         num_stages=num_stages,
+        **chained(),
     )
     return out
 
@@ -107,6 +110,7 @@ def _expert_product(
     WHOLE: tl.constexpr,
 ):
     """WHOLE: depth is a multiple of BLOCK, and `sf` holds four bytes of a row in an int32."""
+    follow()
     tile = tl.program_id(0)
     if tl.load(tile_pairs + tile * TOKENS) >= num_pairs:
         return
@@ -140,6 +144,7 @@ def _activate(
     CHANNELS: tl.constexpr,
 ):
     """``round_fp8(swiglu(gate, up) * weight)`` of some channels of a local pair."""
+    follow()
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(topk_ids + pair) - expert_start
     if (expert < 0) | (expert >= num_experts):
@@ -156,6 +161,7 @@ def _sum_pairs(
     products, topk_ids, added, out, expert_start, num_experts, hidden_size, TOP_K: tl.constexpr, BLOCK: tl.constexpr
 ):
     """A token's products of local experts, added in the order of its ids, and then what is `added`."""
+    follow()
     token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)

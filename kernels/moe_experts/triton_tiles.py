@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_plugin.kernels.moe_experts import tiles
+from deepinfer_plugin.kernels.triton_launch import chained, follow
 
 MAX_PAIRS = 1024
 OTHERS = 32  # pairs that all are compared with at once
@@ -29,6 +30,7 @@ def pairs_in_tiles(
         EXPERTS=triton.next_power_of_2(num_experts),
         OTHERS=OTHERS,
         num_warps=4,
+        **chained(),
     )
     return pairs, experts
 
@@ -47,6 +49,7 @@ def _pairs_in_tiles(
     EXPERTS: tl.constexpr,
     OTHERS: tl.constexpr,
 ):
+    follow()
     for first in range(0, num_slots, PAIRS):
         slot = first + tl.arange(0, PAIRS)
         tl.store(tile_pairs + slot, num_pairs, slot < num_slots)

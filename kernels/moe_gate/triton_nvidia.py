@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from deepinfer_plugin.kernels.triton_launch import chained, follow
+
 
 def moe_gate(
     logits: torch.Tensor,
@@ -24,6 +26,7 @@ def moe_gate(
             HAS_IMAGES=is_image is not None,
             BLOCK=triton.next_power_of_2(num_experts),
             num_warps=1 if num_experts <= 512 else 4,
+            **chained(),
         )
     return topk_ids, topk_weights
 
@@ -43,6 +46,7 @@ def _moe_gate(
     HAS_IMAGES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    follow()
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     inside = expert < num_experts

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_plugin.kernels.records import Record
+from deepinfer_plugin.kernels.triton_launch import chained, follow
 from deepinfer_plugin.kernels.triton_records import round_row, store_record
 
 
@@ -32,6 +33,7 @@ def norm_rope_store(
         GROUPS=triton.next_power_of_2(triton.cdiv(width, group)),
         PAIRS=group // 2,
         num_warps=1 if width <= 512 else 4,
+        **chained(),
     )
 
 
@@ -59,6 +61,7 @@ def _norm_rope_store(
     GROUPS: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
+    follow()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row * slot_stride)
     if slot < 0:

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_plugin.kernels.triton_formats import row_rounded_to_fp8
+from deepinfer_plugin.kernels.triton_launch import chained, follow
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, round_to_fp8: bool) -> torch.Tensor:
@@ -19,12 +20,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, round_to_fp8: bo
             BLOCK=block,
             ROUND=round_to_fp8,
             num_warps=min(8, max(1, block // 512)),
+            **chained(),
         )
     return out.view(x.shape)
 
 
 @triton.jit
 def _rms_norm(x, weight, out, stride, width, eps, BLOCK: tl.constexpr, ROUND: tl.constexpr):
+    follow()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_plugin.kernels.triton_formats import rounded_to_fp8
+from deepinfer_plugin.kernels.triton_launch import chained, follow
 
 BLOCK = 2048  # channels of a program
 
@@ -19,6 +20,7 @@ def rope(x: torch.Tensor, cos_sin: torch.Tensor, inverse: bool, round_to_fp8: bo
         _rope[(num_tokens, triton.cdiv(num_heads, heads))](
             *(x, cos_sin, out, x.stride(0), x.stride(1), cos_sin.stride(0), num_heads, head_dim),
             *(head_dim - cos_sin.shape[1], inverse, heads, width, round_to_fp8),
+            **chained(),
         )
     return out
 
@@ -39,6 +41,7 @@ def _rope(
     WIDTH: tl.constexpr,
     ROUND: tl.constexpr,
 ):
+    follow()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     channel = tl.arange(0, WIDTH)[None, :]

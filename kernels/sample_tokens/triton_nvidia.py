@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from deepinfer_plugin.kernels.triton_launch import chained, follow
+
 PART = 4096  # tokens of a program of the race, and of a step of the search
 DIGIT = tl.constexpr(16)  # bounds that are tried at once
 
@@ -39,14 +41,16 @@ def sample_tokens(
             ID_BITS=4 * triton.cdiv(vocab_size.bit_length(), 4),
             PART=PART,
             num_warps=8,
+            **chained(),
         )
     parts = triton.cdiv(vocab_size, PART)
     winners = torch.empty(num_rows, parts, dtype=torch.int64, device=device)
     _race[(num_rows, parts)](
         *(logits, temperature, seeds, positions, bounds, shares, winners, logits.stride(0), vocab_size, stream, PART),
         num_warps=8,
+        **chained(),
     )
-    _last_race[(num_rows,)](winners, out, parts, PARTS=triton.next_power_of_2(parts), num_warps=1)
+    _last_race[(num_rows,)](winners, out, parts, PARTS=triton.next_power_of_2(parts), num_warps=1, **chained())
     return out
 
 
@@ -127,6 +131,7 @@ def _bounds(
 ):
     """Of a row: the lowest score that stays, as `_ordered`, and the last id of those that have it; in `shares`: the
     highest score, and the least share of its weight that stays."""
+    follow()
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_row
     heat = tl.load(temperature + row)
@@ -177,6 +182,7 @@ def _race(
     logits, temperature, seeds, positions, bounds, shares, winners, logits_row, vocab_size, stream, PART: tl.constexpr
 ):
     """The winner of one part of a row: its score, in order, above its id, the smallest of which is the highest."""
+    follow()
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * PART + tl.arange(0, PART)
     inside = token < vocab_size
@@ -219,6 +225,7 @@ def _log_race_time(word):
 
 @triton.jit
 def _last_race(winners, out, num_parts, PARTS: tl.constexpr):
+    follow()
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     best = tl.max(tl.load(winners + row * num_parts + part, part < num_parts, -0x8000000000000000), 0)

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from deepinfer_plugin.kernels import target
 from deepinfer_plugin.kernels.paged import Pages
+from deepinfer_plugin.kernels.triton_launch import chained, follow
 from deepinfer_plugin.kernels.triton_records import load_rows
 
 WIDE = 90  # compute capability whose tensor cores want 64 rows; SM100's too, but there the sums outgrow their memory
@@ -63,10 +64,15 @@ def sparse_attention(
         KEYS=keys,
         num_warps=8 if wide else 4,
         num_stages=1,
+        **chained(),
     )
     if split:
         _merge[(num_tokens, triton.cdiv(num_heads, MERGED_HEADS), triton.cdiv(head_dim, MERGED))](
-            *(sums, states, sink, out, num_heads, tiles, head_dim), HEADS=MERGED_HEADS, CHANNELS=MERGED, num_warps=4
+            *(sums, states, sink, out, num_heads, tiles, head_dim),
+            HEADS=MERGED_HEADS,
+            CHANNELS=MERGED,
+            num_warps=4,
+            **chained(),
         )
     return out
 
@@ -122,6 +128,7 @@ def _sparse_attention(
 
     _STATES: of a block; a constant, because divisions by it are many.
     """
+    follow()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pair = tl.arange(0, HALF)
@@ -258,6 +265,7 @@ def _merge(
     HEADS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
+    follow()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     there = head < num_heads

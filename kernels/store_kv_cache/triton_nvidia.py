@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_plugin.kernels.records import Record
+from deepinfer_plugin.kernels.triton_launch import chained, follow
 from deepinfer_plugin.kernels.triton_records import store_record
 
 
@@ -14,7 +15,7 @@ def store_kv_cache(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor,
         return
     places = (cache, slots, *rows.stride(), *cache.stride(), slots.stride(0), cache.shape[1], width)
     if record is Record.PLAIN:
-        _store_plain[(num_tokens,)](rows, *places, BLOCK=triton.next_power_of_2(width))
+        _store_plain[(num_tokens,)](rows, *places, BLOCK=triton.next_power_of_2(width), **chained())
     else:
         _store_record[(num_tokens,)](
             *(rows, *places),
@@ -22,6 +23,7 @@ def store_kv_cache(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor,
             GROUPS=triton.next_power_of_2(width // record.group_size),
             GROUP_SIZE=record.group_size,
             num_warps=1,
+            **chained(),
         )
 
 
@@ -40,6 +42,7 @@ def _store_plain(
     width,
     BLOCK: tl.constexpr,
 ):
+    follow()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row * slot_stride)
     channel = tl.arange(0, BLOCK)
@@ -66,6 +69,7 @@ def _store_record(
     GROUPS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
 ):
+    follow()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row * slot_stride)
     place = cache + slot // states_per_block * cache_block + slot % states_per_block * cache_state

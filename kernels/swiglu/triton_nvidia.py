@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_plugin.kernels.triton_formats import row_rounded_to_fp8
+from deepinfer_plugin.kernels.triton_launch import chained, follow
 
 BLOCK = 512
 
@@ -19,6 +20,7 @@ def swiglu(gate_up: torch.Tensor, limit: float, route_weights: torch.Tensor | No
             HAS_WEIGHTS=route_weights is not None,
             ROUND=round_to_fp8,
             BLOCK=BLOCK,
+            **chained(),
         )
     return out
 
@@ -35,6 +37,7 @@ def _swiglu(
     ROUND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    follow()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
