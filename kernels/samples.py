@@ -150,6 +150,9 @@ def cases(sizes: Sizes, tokens: int, device: str) -> Iterator[Case]:
         key = make.normal(t, width), make.normal(width), 1e-20, cos_sin, cache, slots, record, Record.PLAIN
         num_bytes = t * (2 * width + 4 * sizes.rope_dim + record.num_bytes(width))
         yield Case("norm_rope_store", record.value, key, num_bytes, writes=4)
+    of_request = make.pages(sizes.context, sizes.index_dim, Record.FP4_INDEX)
+    states = make.integers(0, sizes.context, t)
+    yield Case("cache_slots", "", (of_request, states), 28 * t, is_choice=True)
     orders, heads = 3, 8
     primes = torch.full((orders, heads), 16381, device=device)
     offsets = torch.arange(orders * heads, device=device) * 16381

@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 
 from deepinfer_plugin.kernels.triton_formats import row_rounded_to_fp8
-from deepinfer_plugin.kernels.triton_launch import chained, follow
+from deepinfer_plugin.kernels.triton_launch import chained, fetch_ahead, follow
 
 BLOCK = 1024  # channels of a program of the elementwise ops
-CHUNK = 256  # elements of a piece of the coefficients' sums
-TOKENS = 8  # that a program of those sums takes, where there are many
+CHUNK, DEPTH = 256, 64  # elements of a piece of the coefficients' sums, and of a step
+MIN_TOKENS, MAX_TOKENS, FP32_TOKENS = 8, 64, 16  # that a program of those sums takes
 
 
 def mix_streams(streams: torch.Tensor, y: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
@@ -149,15 +149,21 @@ def stream_coefficients(
             f"stream_coefficients: in Triton the number of streams must be a power of two, got {m}"
         )
     width, num_logits = m * hidden_size, m * (2 + m)
-    chunks, block = triton.cdiv(width, CHUNK), triton.next_power_of_2(num_logits + 1)
+    chunks, block = triton.cdiv(width, CHUNK), max(16, triton.next_power_of_2(num_logits + 1))
     options = {"dtype": torch.float32, "device": streams.device}
     sums = torch.empty(num_tokens, chunks, block, **options)
     pre, post = torch.empty(num_tokens, m, **options), torch.empty(num_tokens, m, **options)
     comb = torch.empty(num_tokens, m, m, **options)
     if num_tokens:
-        tokens = 1 if num_tokens <= TOKENS else TOKENS
+        exact = streams.dtype == torch.bfloat16
+        tokens = min(MAX_TOKENS, max(MIN_TOKENS, triton.next_power_of_2(num_tokens))) if exact else FP32_TOKENS
         _coefficient_sums[(triton.cdiv(num_tokens, tokens), chunks)](
-            *(streams.contiguous(), fn.contiguous(), sums, num_tokens, width, num_logits, chunks, tokens, CHUNK, block),
+            *(streams.contiguous(), fn.contiguous(), sums, num_tokens, width, num_logits, chunks),
+            EXACT=exact,
+            TOKENS=tokens,
+            CHUNK=CHUNK,
+            DEPTH=DEPTH,
+            BLOCK=block,
             num_warps=4,
             **chained(),
         )
@@ -179,25 +185,47 @@ def _coefficient_sums(
     width,
     num_logits,
     num_chunks,
+    EXACT: tl.constexpr,
     TOKENS: tl.constexpr,
     CHUNK: tl.constexpr,
+    DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Of one chunk of some rows: its product with every row of `fn`, and, one place behind them, its sum of squares."""
-    follow()
+    """Of one chunk of some rows: its product with every row of `fn`, and, one place behind them, its sum of squares.
+
+    EXACT: streams are bf16. A number of `fn` is three bf16 ones, and a bf16 number's square is two: every product is
+    exact, as in fp32, and tensor cores add them.
+    """
     chunk = tl.program_id(1)
-    element = chunk * CHUNK + tl.arange(0, CHUNK)
     logit = tl.arange(0, BLOCK)
-    inside = element < width
-    factors = tl.load(
-        fn + logit[:, None] * width + element[None, :], (logit < num_logits)[:, None] & inside[None, :], 0.0
-    )
-    for n in range(TOKENS):
-        token = (tl.program_id(0) * TOKENS + n).to(tl.int64)
-        present = token < num_tokens
-        v = tl.load(streams + token * width + element, inside & present, 0.0).to(tl.float32)[None, :]
-        products = tl.sum(v * tl.where((logit == num_logits)[:, None], v, factors), 1)
-        tl.store(sums + (token * num_chunks + chunk) * BLOCK + logit, products, present)
+    rows = fn + tl.minimum(logit, num_logits - 1)[:, None] * width
+    fetch_ahead(rows + tl.minimum(chunk * CHUNK + 32 * tl.arange(0, CHUNK // 32), width - 1)[None, :])
+    follow()
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    present = token < num_tokens
+    total = tl.zeros([BLOCK, TOKENS], tl.float32)
+    for first in range(chunk * CHUNK, (chunk + 1) * CHUNK, DEPTH):
+        element = first + tl.arange(0, DEPTH)
+        inside = (element < width)[None, :]
+        factors = tl.load(rows + element[None, :], (logit < num_logits)[:, None] & inside, 0.0)
+        v = tl.load(streams + token[:, None] * width + element[None, :], present[:, None] & inside, 0.0)
+        squares = v.to(tl.float32) * v.to(tl.float32)
+        last = tl.where((logit == num_logits)[:, None] & inside, 1.0, 0.0)
+        if EXACT:
+            v = tl.trans(v)
+            for _ in tl.static_range(3):  # the largest part first: the others are what it leaves
+                part = factors.to(tl.bfloat16)
+                total = tl.dot(part, v, total)
+                factors -= part.to(tl.float32)
+            for _ in tl.static_range(2):
+                part = squares.to(tl.bfloat16)
+                total = tl.dot(last.to(tl.bfloat16), tl.trans(part), total)
+                squares -= part.to(tl.float32)
+        else:
+            total = tl.dot(factors, tl.trans(v), total, input_precision="ieee")
+            total = tl.dot(last, tl.trans(squares), total, input_precision="ieee")
+    place = sums + (token[None, :] * num_chunks + chunk) * BLOCK + logit[:, None]
+    tl.store(place, total, present[None, :] & (logit <= num_logits)[:, None])
 
 
 @triton.jit

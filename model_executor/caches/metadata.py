@@ -15,6 +15,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import KVCacheLayout, KVCacheSpec
 
+from deepinfer_plugin.kernels.cache_slots import cache_slots
 from deepinfer_plugin.kernels.paged import Pages
 
 
@@ -120,7 +121,7 @@ class Step:
         # caches of one group share their block table
         key = ("slots", id(block_table), cache.kv_cache.shape[1], ratio)
         if key not in self._computed:
-            self._computed[key] = self.pages(cache).slots(self.entries(ratio))
+            self._computed[key] = cache_slots(self.pages(cache), self.entries(ratio))
         return self._computed[key]
 
     def entries(self, ratio: int) -> torch.Tensor:

@@ -51,6 +51,7 @@ def fp4_experts(count: int, n: int, k: int) -> Fp4Weight:
 
 
 def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
+    from deepinfer_plugin.kernels.cache_slots.triton_nvidia import cache_slots
     from deepinfer_plugin.kernels.compress_kv.triton_nvidia import compress_kv
     from deepinfer_plugin.kernels.engram_gate.triton_nvidia import engram_gate
     from deepinfer_plugin.kernels.engram_lookup.triton_nvidia import engram_hash, engram_lookup
@@ -107,6 +108,7 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
             for record in Record
             if record is not Record.PLAIN
         },
+        "cache_slots": lambda: cache_slots(Pages(value.view(1, -1, 512), slots[None].int(), slots), slots),
         **{name: (lambda name=name: getattr(fake_quant, name)(hidden)) for name in ROUNDINGS},
         "moe_gate": lambda: moe_gate(torch.zeros(tokens, 384), bias, bias, torch.zeros(tokens).bool(), 6, 1.5),
         "engram_hash": lambda: engram_hash(ids, ids[0], primes, torch.zeros(24, dtype=torch.int64)),
