@@ -4,6 +4,9 @@ From SM90 on a kernel may start before the one in front of it has finished (prog
 before it touches what others write. So every kernel is launched with `chained()` and begins with `follow()`, in every
 program, early exits included: only then does the end of one kernel mean that all before it have ended. Weights, which
 no kernel writes, may be read before. Elsewhere both do nothing.
+
+The next kernel's programs start wherever there is room. While a large kernel runs there is room on few processors, where
+all of them would gather; so a large one lets the next start only when its programs end, or call `release`.
 """
 
 from typing import Any
@@ -15,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from deepinfer_plugin.kernels import target
 
 FIRST_CAPABILITY = 90
+FEW_PROGRAMS: tl.constexpr = tl.constexpr(132)  # one a processor: they leave room everywhere
 
 
 def chained() -> dict[str, Any]:
@@ -36,10 +40,18 @@ def _is_chained():
 
 @triton.jit
 def follow():
-    """Let the next kernel get ready, and wait for everything that the kernels before have written."""
+    """Let the next kernel get ready if this one is small, and wait for all that the kernels before have written."""
+    if _is_chained():
+        if tl.num_programs(0) * tl.num_programs(1) * tl.num_programs(2) <= FEW_PROGRAMS:
+            gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def release():
+    """Let the next kernel get ready: to be called where a program of a large kernel has little left to do."""
     if _is_chained():
         gdc_launch_dependents()
-        gdc_wait()
 
 
 @triton.jit

@@ -16,8 +16,9 @@ from deepinfer_plugin.kernels import target
 from deepinfer_plugin.kernels.packed_weights import Fp8Weight
 from deepinfer_plugin.kernels.streams import is_beside
 from deepinfer_plugin.kernels.triton_formats import rounded_to_fp8
-from deepinfer_plugin.kernels.triton_launch import chained, fetch_ahead, follow
+from deepinfer_plugin.kernels.triton_launch import chained, fetch_ahead, follow, release
 from deepinfer_plugin.kernels.triton_packed import BLOCK, WORD, WORDS, add_block, add_tail
+from deepinfer_plugin.kernels.triton_wide import TOGETHER, add_channels, decode, is_worth_decoding, place_of_program
 
 PIECE = 1024  # of K, of a plain product
 PROGRAMS = 384  # that a packed product should have for few tokens
@@ -81,6 +82,10 @@ def _packed_product(x: torch.Tensor, weight: Fp8Weight, out_dtype: torch.dtype, 
         return out
     # by the weight's shape alone: the cut is part of the order of a sum
     pieces = max(1, min(triton.cdiv(PROGRAMS * 64, weight.shape[0]), triton.cdiv(blocks, MIN_PIECE)))
+    piece = max(1, triton.cdiv(blocks, pieces))
+    if is_worth_decoding(weight, num_tokens):
+        _wide_product(x, decode(weight), out, piece * BLOCK.value, round_output)
+        return out
     rows, warps, stages = packed_tile(num_tokens)
     tile = _Tile(num_tokens, pieces, rows)
     tiles = triton.cdiv(columns, tile.rows)
@@ -94,7 +99,7 @@ def _packed_product(x: torch.Tensor, weight: Fp8Weight, out_dtype: torch.dtype, 
         WHOLE=whole,
         PIECES=pieces,
         SPLIT=tile.splits > 1,
-        PIECE=max(1, triton.cdiv(blocks, pieces)),
+        PIECE=piece,
         ROUND_OUTPUT=round_output,
         ROWS=tile.rows,
         TOKENS=tile.tokens,
@@ -103,6 +108,28 @@ def _packed_product(x: torch.Tensor, weight: Fp8Weight, out_dtype: torch.dtype, 
         **chained(),
     )
     return out
+
+
+def _wide_product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, piece: int, round_output: bool) -> None:
+    """Of many tokens and a decoded weight [G * N, K] whose sums are cut into pieces of so many channels."""
+    num_tokens, groups, depth = x.shape
+    columns = weight.shape[0] // groups
+    is_cut = piece < depth
+    rows, tokens = 128, 128 if is_cut else 256  # the pieces' sum takes as many registers as a piece
+    row_tiles, token_tiles = groups * triton.cdiv(columns, rows), triton.cdiv(num_tokens, tokens)
+    _wide_matmul[(row_tiles * token_tiles,)](
+        *(x, weight, out, num_tokens, columns, depth, groups, row_tiles, token_tiles, x.stride(0), x.stride(1)),
+        IS_CUT=is_cut,
+        PIECE=piece,
+        ROUND_OUTPUT=round_output,
+        ROWS=rows,
+        TOKENS=tokens,
+        DEPTH=64,
+        TOGETHER=TOGETHER,
+        num_warps=8,
+        num_stages=4 if target.shared_memory_bytes() > 200 << 10 else 2,
+        **chained(),
+    )
 
 
 def aligned_bf16(x: torch.Tensor) -> torch.Tensor:
@@ -208,6 +235,7 @@ def _matmul(
             else:
                 part = tl.dot(tile.to(tl.float32), tl.trans(factor.to(tl.float32)), part, input_precision="ieee")
         total += part
+    release()
     place = (token[None, :] * groups + group) * columns + row[:, None]
     present = (row < columns)[:, None] & (token < num_tokens)[None, :]
     if SPLIT:
@@ -268,6 +296,7 @@ def _packed_matmul(
     if not WHOLE:  # noqa: SIM102
         if last == blocks:
             part = add_tail(part, word_rows, sf_rows, x_rows, depth, row_present, token_present, False)
+    release()
     total += part
     place = (token[None, :] * groups + group) * columns + row[:, None]
     present = row_present[:, None] & token_present[None, :]
@@ -275,6 +304,48 @@ def _packed_matmul(
         _finish(total, out, parts, finished, place, present, out_size, PIECES, ROUND_OUTPUT)
     else:
         _store(total, out, place, present, ROUND_OUTPUT)
+
+
+@triton.jit
+def _wide_matmul(
+    x,
+    weight,
+    out,
+    num_tokens,
+    columns,
+    depth,
+    groups,
+    row_tiles,
+    token_tiles,
+    x_token,
+    x_group,
+    IS_CUT: tl.constexpr,
+    PIECE: tl.constexpr,
+    ROUND_OUTPUT: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    """Rows and tokens beyond the last are computed as the last, and not stored."""
+    follow()
+    row_tile, token_tile = place_of_program(row_tiles, token_tiles, TOGETHER)
+    tiles = row_tiles // groups
+    group = row_tile // tiles
+    row = row_tile % tiles * ROWS + tl.arange(0, ROWS)
+    token = (token_tile * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    weight_rows = weight + (group * columns + tl.minimum(row, columns - 1)).to(tl.int64) * depth
+    x_rows = x + tl.minimum(token, num_tokens - 1) * x_token + group * x_group
+    total = tl.zeros([ROWS, TOKENS], tl.float32)
+    if IS_CUT:
+        for first in range(0, depth, PIECE):
+            part = tl.zeros([ROWS, TOKENS], tl.float32)
+            total += add_channels(part, weight_rows, x_rows, first, tl.minimum(first + PIECE, depth), DEPTH)
+    else:
+        total = add_channels(total, weight_rows, x_rows, 0, depth, DEPTH)
+    release()
+    place = (token[None, :] * groups + group) * columns + row[:, None]
+    _store(total, out, place, (row < columns)[:, None] & (token < num_tokens)[None, :], ROUND_OUTPUT)
 
 
 @triton.jit

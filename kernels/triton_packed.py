@@ -84,7 +84,7 @@ def add_block(total, words, sf, x, block, row_present, token_present, WHOLE: tl.
             scales |= tl.load(sf + block * 4 + group, row_present, 0).to(tl.int32) << (8 * group)
     for phase in tl.static_range(8):
         inputs = tl.load(x + block * BLOCK + phase * WORDS, token_present[:, None], 0.0)
-        total = tl.dot(_decoded(tile, scales, phase, phase // 2, FP4), tl.trans(inputs), total)
+        total = tl.dot(decoded_phase(tile, scales, phase, phase // 2, FP4), tl.trans(inputs), total)
     return total
 
 
@@ -100,12 +100,12 @@ def add_tail(total, words, sf, x, depth, row_present, token_present, FP4: tl.con
         scales = tl.load(sf + group, row_present, 0).to(tl.int32)
         for phase in tl.static_range(8):
             inputs = tl.load(x + group * 32 + phase * TAIL_WORDS, token_present[:, None] & there, 0.0)
-            total = tl.dot(_decoded(tile, scales, phase, 0, FP4), tl.trans(inputs), total)
+            total = tl.dot(decoded_phase(tile, scales, phase, 0, FP4), tl.trans(inputs), total)
     return total
 
 
 @triton.jit
-def _decoded(words, scales, PHASE: tl.constexpr, GROUP: tl.constexpr, FP4: tl.constexpr):
+def decoded_phase(words, scales, PHASE: tl.constexpr, GROUP: tl.constexpr, FP4: tl.constexpr):
     """Phase PHASE of the words, times the scales in byte GROUP, exactly: bf16 [rows, 16]."""
     BIAS: tl.constexpr = FP4_BIAS if FP4 else FP8_BIAS
     factors = ((scales >> (8 * GROUP)) & 255) * 0x00800080 + BIAS * 0x00800080  # 2 ** (byte - 127 + BIAS), twice

@@ -13,11 +13,13 @@ from deepinfer_plugin.kernels.moe_experts.triton_tiles import pairs_in_tiles
 from deepinfer_plugin.kernels.packed_weights import Fp4Weight
 from deepinfer_plugin.kernels.swiglu.triton_nvidia import clamped_swiglu
 from deepinfer_plugin.kernels.triton_formats import row_rounded_to_fp8
-from deepinfer_plugin.kernels.triton_launch import chained, follow
+from deepinfer_plugin.kernels.triton_launch import chained, follow, release
 from deepinfer_plugin.kernels.triton_matmul import MIN_TOKENS, aligned_bf16, most_tokens, stages
 from deepinfer_plugin.kernels.triton_packed import BLOCK, WORD, WORDS, add_block, add_tail
+from deepinfer_plugin.kernels.triton_wide import TOGETHER, add_channels, decode, is_worth_decoding, place_of_program
 
 ACTIVATION_BLOCK, SUM_BLOCK = 256, 1024  # channels of a program
+WIDE_TOKENS, WIDE_ROWS = 256, 128  # of a program that multiplies with decoded weights
 
 
 def moe_experts(
@@ -38,18 +40,20 @@ def moe_experts(
     if num_experts == 0 or topk_ids.numel() == 0:
         return out.zero_() if added is None else out.copy_(added)
     num_pairs = num_tokens * top_k
+    decodes = all(is_worth_decoding(weight, num_pairs // num_experts) for weight in (w13, w2))
     most = 32 if target.compute_capability() == 100 else most_tokens()  # SM100: as `packed_tile` says
     tokens = min(most, max(MIN_TOKENS, triton.next_power_of_2(num_pairs // num_experts + 1)))
+    product, tokens = (_wide_product, WIDE_TOKENS) if decodes else (_product, tokens)
     tile_pairs, tile_experts = pairs_in_tiles(topk_ids.flatten(), expert_start, num_experts, tokens)
     tiles = tile_pairs, tile_experts, num_pairs
-    gate_up = _product(aligned_bf16(x), w13, *tiles, top_k, tokens)
+    gate_up = product(aligned_bf16(x), w13, *tiles, top_k, tokens)
     activation = torch.empty(num_pairs, width, dtype=torch.bfloat16, device=x.device)
     _activate[(num_pairs, triton.cdiv(width, ACTIVATION_BLOCK))](
         *(gate_up, topk_weights, topk_ids, activation, width, limit, expert_start, num_experts, ACTIVATION_BLOCK),
         num_warps=1,
         **chained(),
     )
-    products = _product(activation, w2, *tiles, 1, tokens)
+    products = product(activation, w2, *tiles, 1, tokens)
     _sum_pairs[(num_tokens, triton.cdiv(hidden_size, SUM_BLOCK))](
         *(products, topk_ids, added, out, expert_start, num_experts, hidden_size, top_k, SUM_BLOCK), **chained()
     )
@@ -83,6 +87,68 @@ def _product(
         **chained(),
     )
     return out
+
+
+def _wide_product(
+    x: torch.Tensor,
+    weight: Fp4Weight,
+    tile_pairs: torch.Tensor,
+    tile_experts: torch.Tensor,
+    num_pairs: int,
+    pairs_of_row: int,
+    tokens: int,
+) -> torch.Tensor:
+    """`_product` of many pairs of every expert."""
+    _, columns, depth = weight.shape
+    out = torch.empty(num_pairs, columns, dtype=torch.float32, device=x.device)
+    tiles, row_tiles = len(tile_experts), triton.cdiv(columns, WIDE_ROWS)
+    _wide_expert_product[(tiles * row_tiles,)](
+        *(x, decode(weight), out, tile_pairs, tile_experts, num_pairs, columns, depth, row_tiles, tiles),
+        *(pairs_of_row, x.stride(0)),
+        TOKENS=tokens,
+        ROWS=WIDE_ROWS,
+        DEPTH=64,
+        TOGETHER=TOGETHER,
+        num_warps=8,
+        num_stages=4 if target.shared_memory_bytes() > 200 << 10 else 2,
+        **chained(),
+    )
+    return out
+
+
+@triton.jit
+def _wide_expert_product(
+    x,
+    weight,
+    out,
+    tile_pairs,
+    tile_experts,
+    num_pairs,
+    columns,
+    depth,
+    row_tiles,
+    tiles,
+    pairs_of_row,
+    x_row,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    follow()
+    row_tile, tile = place_of_program(row_tiles, tiles, TOGETHER)
+    if tl.load(tile_pairs + tile * TOKENS) >= num_pairs:
+        return
+    pair = tl.load(tile_pairs + tile * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    expert = tl.load(tile_experts + tile).to(tl.int64)
+    weight_rows = weight + (expert * columns + tl.minimum(row, columns - 1)) * depth
+    x_rows = x + tl.minimum(pair, num_pairs - 1) // pairs_of_row * x_row
+    total = add_channels(tl.zeros([ROWS, TOKENS], tl.float32), weight_rows, x_rows, 0, depth, DEPTH)
+    release()
+    tl.store(
+        out + pair[None, :] * columns + row[:, None], total, (row < columns)[:, None] & (pair < num_pairs)[None, :]
+    )
 
 
 def expert_tile(tokens: int) -> tuple[int, int, int]:
@@ -128,6 +194,7 @@ def _expert_product(
         total = add_block(total, word_rows, sf_rows, x_rows, block, row_present, present, WHOLE, True)
     if not WHOLE:
         total = add_tail(total, word_rows, sf_rows, x_rows, depth, row_present, present, True)
+    release()
     tl.store(out + pair[None, :] * columns + row[:, None], total, row_present[:, None] & present[None, :])
 
 

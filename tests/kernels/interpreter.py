@@ -22,6 +22,7 @@ DTYPES = {
 }
 RAW = {1: (np.uint8, torch.uint8), 2: (np.int16, torch.int16), 4: (np.int32, torch.int32), 8: (np.int64, torch.int64)}
 BITWISE = (np.bitwise_and, np.bitwise_or, np.bitwise_xor)
+INSTRUCTION = 16  # channels that a GPU adds at once
 COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
 
 _convert_float = interpreter._convert_float
@@ -56,10 +57,12 @@ def binary_op(self, left, right, op):
 
 
 def create_dot(self, a, b, d, *options):
-    """A product whose rows do not see each other, as on a GPU; numpy's do."""
+    """A product whose rows do not see each other and whose sums do not depend on its depth, as on a GPU."""
     x, y = (torch.from_numpy(np.ascontiguousarray(widened(t), dtype=np.float32)) for t in (a, b))
-    product = batch_gemm(x.unsqueeze(0), y.unsqueeze(0)).squeeze(0).numpy()
-    return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+    total = d.data
+    for left, right in zip(x.split(INSTRUCTION, 1), y.split(INSTRUCTION), strict=True):
+        total = total + batch_gemm(left.contiguous().unsqueeze(0), right.unsqueeze(0)).squeeze(0).numpy()
+    return interpreter.TensorHandle(total, d.dtype.scalar)
 
 
 def repair() -> None:

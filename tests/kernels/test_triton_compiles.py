@@ -25,10 +25,10 @@ if triton.knobs.runtime.interpret:
 
 CAPABILITIES = [80, 89, 90, 100, 120]
 TENSOR_CORE = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
-PRODUCTS = {"_matmul", "_packed_matmul", "_expert_product"}
+PRODUCTS = {"_matmul", "_packed_matmul", "_expert_product", "_wide_matmul", "_wide_expert_product"}
 BF16 = {"dtype": torch.bfloat16}
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-TOKENS = [1, 64, 512]
+TOKENS = [1, 64, 512, 4096]
 ROUNDINGS = ["round_fp8", "round_fp4_index", "round_fp4_kv"]
 # On SM90 the addresses of operands in shared memory do not fit the registers beside 64 heads of 512 sums.
 ATTENTION_STACK = {
@@ -37,7 +37,7 @@ ATTENTION_STACK = {
     (80, 64, Record.FP4_KV): 48,
     (89, 64, Record.FP4_KV): 16,
 }
-PRODUCT_STACK = {(80, "linear_fp8", 512): 8}  # one register of two sums of 64 by 64
+PRODUCT_STACK = {(80, "linear_fp8", tokens): 8 for tokens in (512, 4096)}  # one register of two sums of 64 by 64
 SELECTION_STACK = 16  # a row's bounds, read once
 
 
