@@ -15,6 +15,9 @@ instructions, and in which what a thread has read is what it feeds to the tensor
 | FP8 | s0, m1[6:4], s1, m0[6:0], m1[3:0] |
 | FP4 | s0, s3, m3[0], s1, m3[2:1], s2, m0[2:0], m1[2:0], m2[2:0] |
 
+Where FP4 rows are whole blocks, an expert's scales are ordered by blocks, then rows, then the four groups of a block:
+what a kernel reads at once, the scales of many rows, lies together.
+
 s: the sign of a code, m: its other bits. A code then stands where bf16 has its fields, after at most one shift; m1's
 upper bits and m3's parts take another.
 """
@@ -78,7 +81,7 @@ class Fp8Weight:
 class Fp4Weight:
     """FP4 experts: ``value[e, n, k] = e2m1(code) * 2 ** (sf[e, n, k // 32] - 127)``, two codes a byte, even k low.
 
-    codes: [E, N, K / 2], uint8; sf: [E, N, K / 32], uint8. interleaved: of the codes.
+    codes: [E, N, K / 2], uint8; sf: [E, N, K / 32], uint8. interleaved: of both.
 
     Raises:
         ValueError: shapes or dtypes that do not fit.
@@ -108,14 +111,15 @@ class Fp4Weight:
     def decoded(self, experts: torch.Tensor | None = None) -> torch.Tensor:
         """[E, N, K], fp32; or only these experts', in this order."""
         codes, sf = (self.codes, self.sf) if experts is None else (self.codes[experts], self.sf[experts])
-        codes = fp4_in_order(codes) if self.interleaved else codes
+        codes, sf = (fp4_in_order(codes), scales_in_order(sf)) if self.interleaved else (codes, sf)
         return decode_fp4(codes.flatten(0, 1), sf.flatten(0, 1)).view(len(codes), *self.shape[1:])
 
     def interleave(self, in_place: bool = False) -> "Fp4Weight":
-        """This weight with interleaved codes; itself if they are. in_place: `codes` change, expert by expert."""
-        return (
-            self if self.interleaved else Fp4Weight(_interleave(self.codes, fp4_interleaved, in_place), self.sf, True)
-        )
+        """This weight interleaved; itself if it is. in_place: `codes` and `sf` change, expert by expert."""
+        if self.interleaved:
+            return self
+        codes, sf = _interleave(self.codes, fp4_interleaved, in_place), _interleave(self.sf, scales_by_block, in_place)
+        return Fp4Weight(codes, sf, True)
 
 
 def fp8_interleaved(codes: torch.Tensor) -> torch.Tensor:
@@ -137,6 +141,23 @@ def fp4_in_order(codes: torch.Tensor) -> torch.Tensor:
     """The inverse of `fp4_interleaved`."""
     low, high = _by_blocks_in_order(codes, 2, _fp4_codes).unflatten(-1, (-1, 2)).unbind(-1)
     return low | (high << 4)
+
+
+def scales_by_block(sf: torch.Tensor) -> torch.Tensor:
+    """[..., N, K / 32] -> the same shape, block by block; as it is where K is not whole blocks."""
+    groups = BLOCK // BLOCK_SIZE
+    if sf.shape[-1] % groups:
+        return sf
+    return sf.unflatten(-1, (-1, groups)).transpose(-2, -3).reshape(sf.shape)
+
+
+def scales_in_order(sf: torch.Tensor) -> torch.Tensor:
+    """The inverse of `scales_by_block`."""
+    groups = BLOCK // BLOCK_SIZE
+    if sf.shape[-1] % groups:
+        return sf
+    by_block = sf.reshape(*sf.shape[:-2], sf.shape[-1] // groups, sf.shape[-2], groups)
+    return by_block.transpose(-2, -3).reshape(sf.shape)
 
 
 def _by_blocks(codes: torch.Tensor, to_bytes: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

@@ -5,8 +5,8 @@ before it touches what others write. So every kernel is launched with `chained()
 program, early exits included: only then does the end of one kernel mean that all before it have ended. Weights, which
 no kernel writes, may be read before. Elsewhere both do nothing.
 
-The next kernel's programs start wherever there is room. While a large kernel runs there is room on few processors, where
-all of them would gather; so a large one lets the next start only when its programs end, or call `release`.
+The next kernel's programs start wherever there is room. While a large kernel runs there is room on few processors,
+where all of them would gather; so a large one lets the next start only when its programs end, or call `release`.
 """
 
 from typing import Any

@@ -25,6 +25,7 @@ PROGRAMS = 384  # that a packed product should have for few tokens
 MIN_PIECE = 4  # blocks of K in a piece of a packed product
 MAX_SPLIT_TOKENS = 128  # from there on tiles alone fill the machine
 MIN_TOKENS = 8  # of a tensor core's columns
+AHEAD = tl.constexpr(2)  # blocks that a program fetches while it waits; many would push others out of the cache
 MAX_TILES = 1 << 16  # of a product whose pieces are split
 
 
@@ -149,9 +150,8 @@ def packed_tile(num_tokens: int) -> tuple[int, int, int]:
     Triton 3.6 makes no SM100 code of sums in tensor memory that are set back in a loop: many tokens take the older
     instructions there.
     """
-    many = num_tokens > MAX_SPLIT_TOKENS and most_tokens() == 128
     tokens = token_tile(num_tokens)
-    rows, warps = (128, 8) if many else (64, 4) if tokens >= 32 else (64, 2)
+    rows, warps = (64, 2) if tokens < 32 else (128, 8) if most_tokens() == 128 else (64, 4)
     return rows, warps, stages(rows * BLOCK.value, rows, tokens, 2 if num_tokens > MAX_SPLIT_TOKENS else 3)
 
 
@@ -277,9 +277,8 @@ def _packed_matmul(
     weight_row = (group * columns + row).to(tl.int64)
     first = tl.program_id(2) * PIECE if SPLIT else 0
     last = tl.minimum(first + PIECE, blocks) if SPLIT else blocks
-    if SPLIT:
-        for block in range(first, last):
-            fetch_ahead(words + tl.minimum(weight_row, columns * groups - 1) * words_row + block * WORDS)
+    for block in range(first, tl.minimum(first + AHEAD, last)):
+        fetch_ahead(words + tl.minimum(weight_row, columns * groups - 1) * words_row + block * WORDS)
     follow()
     token = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     word, row_present, token_present = tl.arange(0, WORDS), row < columns, token < num_tokens
@@ -288,7 +287,7 @@ def _packed_matmul(
     x_rows = x + token[:, None] * x_token + group * x_group + word[None, :]
     total, part = tl.zeros([ROWS, TOKENS], tl.float32), tl.zeros([ROWS, TOKENS], tl.float32)
     for block in range(first, last):
-        part = add_block(part, word_rows, sf_rows, x_rows, block, row_present, token_present, WHOLE, False)
+        part = add_block(part, word_rows, sf_rows, 1, x_rows, block, row_present, token_present, WHOLE, False)
         if not SPLIT and PIECES > 1:  # noqa: SIM102 (the first is the compiler's, the second the program's)
             if ((block + 1) % PIECE == 0) & (block + 1 < blocks):
                 total += part

@@ -68,16 +68,17 @@ FP8_DECODERS, FP4_DECODERS = _decoders(fp4=False), _decoders(fp4=True)
 
 
 @triton.jit
-def add_block(total, words, sf, x, block, row_present, token_present, WHOLE: tl.constexpr, FP4: tl.constexpr):
+def add_block(total, words, sf, sf_block, x, block, row_present, token_present, WHOLE: tl.constexpr, FP4: tl.constexpr):
     """``total + weight @ x.T`` of one block of channels.
 
     total: fp32 [rows, tokens]. words: pointers [rows, 16] to the first block, int64 of FP8 codes or int32 of FP4 codes;
-    sf: [rows], to the rows' scales, four bytes in an int32 where WHOLE (no row has a tail), else bytes.
+    sf: [rows], to the rows' scales: where WHOLE (no row has a tail) four bytes in an int32, `sf_block` of them from one
+    block to the next, else bytes.
     x: [tokens, 16], to the first block's first phase, bf16.
     """
     tile = tl.load(words + block * WORDS, row_present[:, None], 0)
     if WHOLE:
-        scales = tl.load(sf + block, row_present, 0)
+        scales = tl.load(sf + block * sf_block, row_present, 0)
     else:
         scales = tl.load(sf + block * 4, row_present, 0).to(tl.int32)
         for group in tl.static_range(1, 4):

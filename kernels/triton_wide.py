@@ -39,9 +39,8 @@ def decode(weight: Fp8Weight | Fp4Weight) -> torch.Tensor:
     blocks = depth // BLOCK.value
     if out.numel():
         _decode[(triton.cdiv(len(words), ROWS), triton.cdiv(blocks, BLOCKS))](
-            *(words, weight.sf.view(torch.int32), out, len(words), blocks),
+            *(words, weight.sf.view(torch.int32), out, len(words), weight.shape[-2], blocks),
             FP4=is_fp4,
-            ROWS_OF_SF=1 if is_fp4 else 32,
             ROWS=ROWS,
             BLOCKS=BLOCKS,
             num_warps=4,
@@ -56,9 +55,9 @@ def _decode(
     sf,
     out,
     num_rows,
+    columns,
     num_blocks,
     FP4: tl.constexpr,
-    ROWS_OF_SF: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
@@ -70,7 +69,10 @@ def _decode(
         present = row_present & (block < num_blocks)
         place = row * num_blocks + block
         tile = tl.load(words + place[:, None] * WORDS + word[None, :], present[:, None], 0)
-        scales = tl.load(sf + row // ROWS_OF_SF * num_blocks + block, present, 0)
+        sf_place = (
+            (row // columns * num_blocks + block) * columns + row % columns if FP4 else row // 32 * num_blocks + block
+        )
+        scales = tl.load(sf + sf_place, present, 0)
         for phase in tl.static_range(8):
             values = decoded_phase(tile, scales, phase, phase // 2, FP4)
             tl.store(out + place[:, None] * BLOCK + phase * WORDS + word[None, :], values, present[:, None])

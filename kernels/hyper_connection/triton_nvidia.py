@@ -12,7 +12,7 @@ from deepinfer_plugin.kernels.triton_formats import row_rounded_to_fp8
 from deepinfer_plugin.kernels.triton_launch import chained, fetch_ahead, follow
 
 BLOCK = 1024  # channels of a program of the elementwise ops
-CHUNK, DEPTH = 256, 64  # elements of a piece of the coefficients' sums, and of a step
+CHUNK, DEPTH = 128, 64  # elements of a piece of the coefficients' sums, and of a step
 MIN_TOKENS, MAX_TOKENS, FP32_TOKENS = 8, 64, 16  # that a program of those sums takes
 
 

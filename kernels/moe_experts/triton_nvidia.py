@@ -72,8 +72,8 @@ def _product(
     """Each pair's row of x times its expert's weight: [num_pairs, N], fp32; pairs without a tile are not written."""
     _, columns, depth = weight.shape
     whole = depth % BLOCK.value == 0
-    words = weight.interleave().codes.view(torch.int32)
-    sf = weight.sf.view(torch.int32) if whole else weight.sf
+    weight = weight.interleave()
+    words, sf = weight.codes.view(torch.int32), weight.sf.view(torch.int32) if whole else weight.sf
     out = torch.empty(num_pairs, columns, dtype=torch.float32, device=x.device)
     rows, warps, num_stages = expert_tile(tokens)
     _expert_product[(len(tile_experts), triton.cdiv(columns, rows))](
@@ -175,7 +175,7 @@ def _expert_product(
     ROWS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """WHOLE: depth is a multiple of BLOCK, and `sf` holds four bytes of a row in an int32."""
+    """WHOLE: depth is a multiple of BLOCK, and `sf` holds four bytes of a row in an int32, block by block."""
     follow()
     tile = tl.program_id(0)
     if tl.load(tile_pairs + tile * TOKENS) >= num_pairs:
@@ -188,10 +188,10 @@ def _expert_product(
     word = tl.arange(0, WORDS)
     x_rows = x + (pair // pairs_of_row)[:, None] * x_row + word[None, :]
     word_rows = words + (expert * columns + row)[:, None] * (depth // WORD) + word[None, :]
-    sf_rows = sf + (expert * columns + row) * (depth // (BLOCK if WHOLE else 32))
+    sf_rows = sf + expert * columns * (depth // (BLOCK if WHOLE else 32)) + row * (1 if WHOLE else depth // 32)
     total = tl.zeros([ROWS, TOKENS], tl.float32)
     for block in range(blocks):
-        total = add_block(total, word_rows, sf_rows, x_rows, block, row_present, present, WHOLE, True)
+        total = add_block(total, word_rows, sf_rows, columns, x_rows, block, row_present, present, WHOLE, True)
     if not WHOLE:
         total = add_tail(total, word_rows, sf_rows, x_rows, depth, row_present, present, True)
     release()

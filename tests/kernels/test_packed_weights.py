@@ -15,6 +15,8 @@ from deepinfer_plugin.kernels.packed_weights import (
     fp4_interleaved,
     fp8_in_order,
     fp8_interleaved,
+    scales_by_block,
+    scales_in_order,
 )
 from deepinfer_plugin.kernels.quant_formats import encode_fp4, encode_fp8_blocks, round_fp8
 from tests.kernels.row_subsets import assert_rows_are_independent
@@ -176,9 +178,20 @@ def test_interleaving_keeps_every_bit_inside_its_block(
     assert len(places) == 8 * num_bytes
 
 
-def test_interleaving_in_place_is_the_same(device: str) -> None:
-    weight = fp8_weight(100, 64, device)
-    want = weight.interleave()
+@pytest.mark.parametrize("k", [160, 256])
+@pytest.mark.parametrize("fp4", [False, True])
+def test_interleaving_in_place_is_the_same(fp4: bool, k: int, device: str) -> None:
+    weight = fp4_experts(2, 40, k, device) if fp4 else fp8_weight(100, k, device)
+    values, want = weight.decoded(), weight.interleave()
     got = weight.interleave(in_place=True)
     assert torch.equal(got.codes, want.codes) and got.codes.data_ptr() == weight.codes.data_ptr()
-    assert got.interleave() is got and torch.equal(got.decoded(), want.decoded())
+    assert torch.equal(got.sf, want.sf) and got.sf.data_ptr() == weight.sf.data_ptr()
+    assert got.interleave() is got and torch.equal(got.decoded(), values)
+
+
+def test_scales_of_neighbouring_rows_are_neighbours() -> None:
+    sf = torch.arange(2 * 40 * 8).view(2, 40, 8)
+    by_block = scales_by_block(sf)
+    assert torch.equal(by_block.view(2, 2, 40, 4)[1, 1, 7], sf[1, 7, 4:])
+    assert torch.equal(scales_in_order(by_block), sf)
+    assert scales_by_block(sf[..., :5]) is not by_block and torch.equal(scales_by_block(sf[..., :5]), sf[..., :5])
