@@ -1,7 +1,7 @@
 """Hold two engines' log-probabilities beside each other, and both beside the float64 oracle.
 
-python -m benchmarks.peer collect MODEL OUT.pt [--native]     # ours, or vLLM's own V4.1
-python -m benchmarks.peer compare MODEL OURS.pt NATIVE.pt     # a table; a few minutes for the oracle
+python -m benchmarks.peer collect MODEL OUT.pt [--native] [--dtype float32]     # ours, or vLLM's own V4.1
+python -m benchmarks.peer compare MODEL OURS.pt NATIVE.pt ...     # a table; a few minutes for the oracle
 
 MODEL is a checkpoint that both load: `deepinfer-plugin tiny --size parity DIR`. Log-probabilities are compared over the
 whole vocabulary, at every place of every prompt.
@@ -25,7 +25,7 @@ def prompts(vocabulary: int) -> list[list[int]]:
     return [[rng.randrange(3, vocabulary - 20) for _ in range(length)] for length in LENGTHS]
 
 
-def collect(model: Path, out: Path, native: bool) -> None:
+def collect(model: Path, out: Path, native: bool, dtype: str) -> None:
     """Save the engine's log-probabilities of every prompt: fp32 [length - 1, vocabulary]."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     if native:
@@ -34,6 +34,7 @@ def collect(model: Path, out: Path, native: bool) -> None:
 
     llm = LLM(
         str(model),
+        dtype=dtype,
         max_model_len=1024,
         max_logprobs=-1,
         enable_prefix_caching=False,
@@ -44,7 +45,8 @@ def collect(model: Path, out: Path, native: bool) -> None:
     asked = [{"prompt_token_ids": tokens} for tokens in prompts(vocabulary)]
     outputs = llm.generate(asked, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=-1))
     rows = [_as_tensor(output.prompt_logprobs[1:], vocabulary) for output in outputs]
-    torch.save({"engine": "vLLM's own V4.1" if native else "deepinfer-plugin", "log_probabilities": rows}, out)
+    name = "vLLM's own V4.1" if native else f"deepinfer-plugin, {str(llm.llm_engine.model_config.dtype)[6:]}"
+    torch.save({"engine": name, "log_probabilities": rows}, out)
 
 
 def _as_tensor(places: list[dict[int, Any]], vocabulary: int) -> torch.Tensor:
@@ -86,11 +88,12 @@ def main() -> None:
     collecting.add_argument("model", type=Path)
     collecting.add_argument("out", type=Path)
     collecting.add_argument("--native", action="store_true")
+    collecting.add_argument("--dtype", default="auto", help="of activations; default: bfloat16, the checkpoint's")
     comparing.add_argument("model", type=Path)
-    comparing.add_argument("files", type=Path, nargs=2)
+    comparing.add_argument("files", type=Path, nargs="+")
     args = parser.parse_args()
     if args.command == "collect":
-        collect(args.model, args.out, args.native)
+        collect(args.model, args.out, args.native, args.dtype)
     else:
         compare(args.model, args.files)
 
