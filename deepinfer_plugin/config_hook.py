@@ -1,6 +1,6 @@
 """What V4.1 wants from vLLM's configuration: checks at the start, and defaults where the user has said nothing."""
 
-from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.config import CUDAGraphMode, SpeculativeConfig, VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP
@@ -16,6 +16,9 @@ logger = init_logger(f"vllm.{__name__}")
 
 # Prefix hits come in whole blocks: smaller blocks hit more, and make longer block tables. 64 is half a window.
 BLOCK_SIZE = 64
+
+WORKERS = {"cpu": "deepinfer_plugin.workers.cpu.CPUWorker"}  # vLLM's device type -> our subclass of its worker
+PROPOSER = "deepinfer_plugin.spec_decode.runner_v1.DSparkProposer"
 
 
 def owner(arch: str) -> str:
@@ -42,9 +45,10 @@ def check_built(vllm_config: VllmConfig) -> None:
     parallel, speculative = vllm_config.parallel_config, vllm_config.speculative_config
     graphs = vllm_config.compilation_config.cudagraph_mode
     cache_dtype = vllm_config.cache_config.cache_dtype
+    methods = ("ngram", "dspark") if is_v1(vllm_config) else ("ngram",)
     refusals = {
-        f"speculative decoding with method {speculative and speculative.method}, only ngram": (
-            speculative is not None and speculative.method != "ngram"
+        f"speculative decoding with method {speculative and speculative.method}, only {', '.join(methods)}": (
+            speculative is not None and speculative.method not in methods and not is_ours(speculative)
         ),
         f"a KV cache of dtype {cache_dtype}, only auto": cache_dtype != "auto",
         "prompt embeddings: Engram needs token ids": vllm_config.model_config.enable_prompt_embeds,
@@ -62,7 +66,38 @@ def check_built(vllm_config: VllmConfig) -> None:
         raise NotImplementedError(f"{ARCH} of deepinfer-plugin does not have: {'; '.join(wanted)}")
 
 
+def is_v1(vllm_config: VllmConfig) -> bool:
+    """Whether vLLM's V1 runner serves, as it does on CPUs."""
+    return not vllm_config.use_v2_model_runner
+
+
+def is_ours(speculative: SpeculativeConfig) -> bool:
+    """Whether this is `dspark` as `draft_on_v1` leaves it."""
+    return speculative.method == "custom_class" and speculative.model == PROPOSER
+
+
+def check_drafts(vllm_config: VllmConfig) -> None:
+    """Raises ValueError: more drafts a round than the checkpoint's draft network makes."""
+    speculative = vllm_config.speculative_config
+    most = vllm_config.model_config.hf_config.dspark_block_size
+    if speculative is not None and speculative.method == "dspark" and speculative.num_speculative_tokens > most:
+        raise ValueError(
+            f"--speculative-config: num_speculative_tokens must be at most dspark_block_size = {most} of the "
+            f"checkpoint, got {speculative.num_speculative_tokens}"
+        )
+
+
+def draft_on_v1(vllm_config: VllmConfig) -> None:
+    """vLLM's V1 runner has no method `dspark`, but it takes a proposer of any class."""
+    speculative = vllm_config.speculative_config
+    if is_v1(vllm_config) and speculative is not None and speculative.method == "dspark":
+        speculative.method, speculative.model, speculative.parallel_drafting = "custom_class", PROPOSER, False
+
+
 def apply_defaults(vllm_config: VllmConfig) -> None:
+    parallel = vllm_config.parallel_config
+    if parallel.worker_cls == "auto":
+        parallel.worker_cls = WORKERS.get(current_platform.device_type, parallel.worker_cls)
     cache = vllm_config.cache_config
     if not cache.user_specified_block_size:
         cache.block_size = BLOCK_SIZE
@@ -102,6 +137,8 @@ def install() -> None:
                 ours = DeepInferConfig.from_vllm(vllm_config)
                 check_forced(ours.force_kernels)
                 check_built(vllm_config)
+                check_drafts(vllm_config)
+                draft_on_v1(vllm_config)
                 apply_defaults(vllm_config)
                 for option in ours.deviations:
                     logger.warning("deepinfer.%s is off: the text is not the trained model's", option)

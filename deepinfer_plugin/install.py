@@ -5,6 +5,8 @@ from deepinfer_plugin.model_executor.vllm_compat import check_version
 ARCH = "DeepseekV41ForCausalLM"
 MODULE = "deepinfer_plugin.model_executor.models.deepseek_v41"
 MODEL_CLASS = f"{MODULE}.{ARCH}"
+DRAFT_ARCH = "DSparkV41DraftModel"
+DRAFT_MODULE = "deepinfer_plugin.spec_decode.dspark.draft_model"
 
 _announced = False
 
@@ -24,6 +26,7 @@ def install() -> None:
     from deepinfer_plugin.model_executor.quantization import register_quantization
 
     ModelRegistry.register_model(ARCH, f"{MODULE}:{ARCH}")
+    ModelRegistry.register_model(DRAFT_ARCH, f"{DRAFT_MODULE}:{DRAFT_ARCH}")
     register_quantization()
     config_hook.install()
 

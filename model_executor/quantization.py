@@ -39,7 +39,9 @@ class DeepInferQuantization(QuantizationConfig):
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> str | None:
-        return NAME if getattr(hf_config, "model_type", None) == MODEL_TYPE else None
+        # vLLM hands the target's method on to the draft blocks, whose configuration has another type for a while
+        is_ours = user_quant == NAME or getattr(hf_config, "model_type", None) == MODEL_TYPE
+        return NAME if is_ours else None
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         return None

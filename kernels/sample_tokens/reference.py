@@ -18,6 +18,8 @@ def sample_tokens(
     min_p: torch.Tensor | None,
     stream: int,
 ) -> torch.Tensor:
+    if not temperature.any():
+        return logits.argmax(1)
     chosen = []
     noise = words(seeds, stream, positions, logits.shape[1])
     for row, heat in enumerate(temperature.tolist()):
@@ -25,13 +27,13 @@ def sample_tokens(
         if heat > 0:
             scores /= temperature[row]
             limits = (None if limit is None else limit[row].item() for limit in (top_k, top_p, min_p))
-            scores = _limited(scores, *limits)
+            scores = limited(scores, *limits)
             scores -= log_race_time(noise[row])
-        chosen.append(_highest(scores))
+        chosen.append(scores.argmax())  # of equal scores the first
     return torch.stack(chosen) if chosen else positions.new_empty(0)
 
 
-def _limited(scores: torch.Tensor, top_k: float | None, top_p: float | None, min_p: float | None) -> torch.Tensor:
+def limited(scores: torch.Tensor, top_k: float | None, top_p: float | None, min_p: float | None) -> torch.Tensor:
     """Scores with -inf where a limit forbids."""
     order = scores.sort(descending=True, stable=True).indices  # equal scores: the smaller id first
     if top_k is not None and 1 <= top_k < len(order):
@@ -42,8 +44,3 @@ def _limited(scores: torch.Tensor, top_k: float | None, top_p: float | None, min
     if min_p is not None and min_p > 0:
         order = order[scores[order].double().sub(scores[order[0]].double()).exp() >= min_p]
     return torch.full_like(scores, -torch.inf).index_copy_(0, order, scores[order])
-
-
-def _highest(scores: torch.Tensor) -> torch.Tensor:
-    """The smallest index of the highest score."""
-    return (scores == scores.max()).nonzero()[0, 0]

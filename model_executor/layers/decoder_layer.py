@@ -45,11 +45,14 @@ class DecoderLayer(nn.Module):
         selection: Selection,
         class_ids: torch.Tensor,
         is_image: torch.Tensor,
+        features: list[torch.Tensor] | None = None,
     ) -> None:
-        """Advance `state` by one layer."""
+        """Advance `state` by one layer; append the mean of the streams that enter its attention to `features`."""
         if self.has_engram:
             state.streams = self.engram(state.mixed(), class_ids, is_image)
         hidden_states, rounded, coefficients = self.attn_hc.before(state)
+        if features is not None:
+            features.append(state.mean())
         self.attn_hc.after(state, self.attn(hidden_states, rounded, step, rotation, selection), coefficients)
         hidden_states, rounded, coefficients = self.ffn_hc.before(state)
         self.ffn_hc.after(state, self.ffn(hidden_states, rounded, is_image), coefficients)

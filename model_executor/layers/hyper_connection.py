@@ -43,6 +43,18 @@ class StreamState:
             self.streams, self.output = mix_streams(self.streams, *self.output), None
         return self.streams
 
+    def mean(self) -> torch.Tensor:
+        """The mean of the mixed streams, in fp32, rounded once: [num_tokens, hidden_size]."""
+        first, *others = self.streams.unbind(1)
+        total = first.float()
+        for stream in others:  # one after the other: the order of the sum is the same in every batch
+            total = total + stream
+        return (total / self.streams.shape[1]).to(self.streams.dtype)
+
+    def read(self) -> torch.Tensor:
+        """The streams read out by the last sub-layer's `pre`, not normalised: [num_tokens, hidden_size]."""
+        return collapse_streams(self.mixed(), self.read_out)
+
     def normalised(self, weight: torch.Tensor, eps: float, round_to_fp8: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """The streams read out by the last sub-layer's `pre`, normalised: [num_tokens, hidden_size].
 

@@ -1,6 +1,6 @@
 """DeepSeek-V4.1-Flash for vLLM: embedding, layers, head. Wiring only; one class for every device and model runner."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -14,7 +14,6 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, KVCacheSpec
 
 from deepinfer_plugin.kernels.dispatch import force
-from deepinfer_plugin.kernels.target import current_target
 from deepinfer_plugin.model_executor.caches.grouping import group_caches
 from deepinfer_plugin.model_executor.caches.metadata import Step
 from deepinfer_plugin.model_executor.config import DeepInferConfig
@@ -25,11 +24,14 @@ from deepinfer_plugin.model_executor.layers.hyper_connection import StreamState
 from deepinfer_plugin.model_executor.layers.indexer import Selection
 from deepinfer_plugin.model_executor.layers.linear import LinearFormat, weight_dtype
 from deepinfer_plugin.model_executor.layers.rotary import RotaryTables
-from deepinfer_plugin.model_executor.layers.rounding import Rounding
+from deepinfer_plugin.model_executor.models.build import BuildOptions
 from deepinfer_plugin.model_executor.models.shape import ModelShape
-from deepinfer_plugin.model_executor.models.weights import WeightLoader
+from deepinfer_plugin.model_executor.models.weights import BACKBONE, WeightLoader
 
 logger = init_logger(f"vllm.{__name__}")
+
+# (features of the rows, the step, cos and sin of window-only layers): who drafts reads them, see `forward`
+FeatureReader = Callable[[torch.Tensor, Step, torch.Tensor], None]
 
 
 class DeepseekV41ForCausalLM(nn.Module):
@@ -44,11 +46,9 @@ class DeepseekV41ForCausalLM(nn.Module):
         ours = DeepInferConfig.from_vllm(vllm_config)
         for op, module in ours.force_kernels.items():
             force(op, module)
-        dtype = model_config.dtype
-        packed = current_target().packs if ours.packed_weights is None else ours.packed_weights
-        packed_kv = current_target().packs and ours.kv_rounding if ours.packed_kv is None else ours.packed_kv
-        rounding = Rounding(activations=ours.activation_rounding, kv=ours.kv_rounding, packed_kv=packed_kv)
-        expert_parallel = vllm_config.parallel_config.enable_expert_parallel
+        build = BuildOptions.from_vllm(vllm_config)
+        dtype, rounding, packed = build.dtype, build.rounding, build.packed
+        self.feature_reader: FeatureReader | None = None
 
         self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size)
         self.rotary = RotaryTables(shape, model_config.max_model_len)
@@ -56,7 +56,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         self.history = NgramHistory(shape, tokenizer_file(model_config), f"layers.{first_engram}.engram")
         compressors: dict[int, Compressor] = {}
         self.layers = nn.ModuleList(
-            DecoderLayer(shape, n, compressors, dtype, rounding, expert_parallel, packed, f"layers.{n}")
+            DecoderLayer(shape, n, compressors, dtype, rounding, build.expert_parallel, packed, f"layers.{n}")
             for n in range(shape.num_hidden_layers)
         )
         self.norm = nn.Parameter(torch.empty(shape.hidden_size, dtype=dtype), requires_grad=False)
@@ -89,6 +89,8 @@ class DeepseekV41ForCausalLM(nn.Module):
         """The normalised output of the last layer, [num_tokens, hidden_size].
 
         input_ids: [num_tokens]; positions: int64 [num_tokens], the rows' token indices in their requests.
+        `feature_reader`, if there is one, is called with the mean of the streams before the attention of each layer
+        that drafts are conditioned on: [num_tokens, layers * hidden_size].
 
         Raises:
             ValueError: embeddings without token ids, which Engram's n-grams cannot be made from.
@@ -101,8 +103,12 @@ class DeepseekV41ForCausalLM(nn.Module):
         is_image = input_ids == self.shape.image_token_id
         embedding = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         state, selection = StreamState.start(embedding, self.shape.hc_mult), Selection()
-        for layer in self.layers:
-            layer(state, step, rotation, selection, class_ids, is_image)
+        features: list[torch.Tensor] = []
+        for n, layer in enumerate(self.layers):
+            seen = features if self.feature_reader and n in self.shape.dspark_target_layer_ids else None
+            layer(state, step, rotation, selection, class_ids, is_image, seen)
+        if self.feature_reader and step is not None:
+            self.feature_reader(torch.cat(features, 1), step, rotation.window)
         return state.normalised(self.norm, self.shape.rms_norm_eps, False)[0]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
@@ -115,7 +121,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         Raises:
             ValueError: a tensor is missing, unknown, or of another shape or dtype.
         """
-        return WeightLoader(self, self.shape).load(weights)
+        return WeightLoader(self, self.shape, BACKBONE).load(weights)
 
 
 def tokenizer_file(model_config: ModelConfig) -> Path:

@@ -14,8 +14,8 @@ from deepinfer_plugin.kernels.quant_formats import decode_fp4, decode_fp8_blocks
 from deepinfer_plugin.model_executor.models.checkpoint import bare_name, check_missing, check_tensor, expected_tensors
 from deepinfer_plugin.model_executor.models.shape import ModelShape
 
-# what a text model recognises and does not load: draft blocks, vision encoder, projector, image delimiters
-NOT_LOADED = ("mtp.", "vision.", "aligner.", "image_")
+# what the text model loads; the rest is draft blocks, vision encoder, projector, image delimiters
+BACKBONE = ("embed.", "layers.", "norm.", "head.")
 
 RENAMED = {
     "hc_attn_fn": "attn_hc.fn",
@@ -35,11 +35,17 @@ RENAMED = {
     "attn.indexer.weights_proj.weight": "attn.indexer.weights_proj",
     "engram.embed.weight": "engram.table",
     "engram.embed.scale": "engram.table_sf",
+    "main_norm.weight": "main_norm",
+    "norm.weight": "norm",
+    "markov_head.embed.weight": "markov_head.embed",
+    "confidence_head.proj.weight": "confidence_head.proj",
 }
 # checkpoint suffix -> (parameter, place in the merged parameter)
-MERGED = {
+MERGED_IN_LAYERS = {  # not in draft blocks, which multiply by `wkv` alone for the target's rows
     "attn.wq_a.weight": ("attn.wqkv_a.weight", 0),
     "attn.wkv.weight": ("attn.wqkv_a.weight", 1),
+}
+MERGED = {
     "attn.compressor.wkv.weight": ("attn.compressor.wkv.weight", 0),
     "attn.compressor.wgate.weight": ("attn.compressor.wkv.weight", 1),
     "ffn.shared_experts.w1.weight": ("ffn.gate_up_proj.weight", 0),
@@ -59,13 +65,14 @@ class Destination:
 def destination(name: str) -> Destination:
     """The parameter that the (non-expert) checkpoint tensor `name` goes to."""
     head, _, rest = name.partition(".")
-    if head != "layers":
-        return Destination({"norm.weight": "norm"}.get(name, name))
+    if head not in ("layers", "mtp"):
+        return Destination(RENAMED.get(name, name))
     layer, _, suffix = rest.partition(".")
-    if suffix in MERGED:
-        parameter, place = MERGED[suffix]
-        return Destination(f"layers.{layer}.{parameter}", place)
-    return Destination(f"layers.{layer}.{RENAMED.get(suffix, suffix)}")
+    merged = MERGED | MERGED_IN_LAYERS if head == "layers" else MERGED
+    if suffix in merged:
+        parameter, place = merged[suffix]
+        return Destination(f"{head}.{layer}.{parameter}", place)
+    return Destination(f"{head}.{layer}.{RENAMED.get(suffix, suffix)}")
 
 
 def load_packed(parameter: nn.Parameter, tensor: torch.Tensor, place: int | None, rank: int) -> None:
@@ -86,9 +93,13 @@ def load_packed(parameter: nn.Parameter, tensor: torch.Tensor, place: int | None
 
 
 class WeightLoader:
-    """Loads a checkpoint into a model's parameters and checks that it is exactly the one the shape describes."""
+    """Loads a checkpoint into a model's parameters and checks that it is exactly the one the shape describes.
 
-    def __init__(self, model: nn.Module, shape: ModelShape) -> None:
+    part: beginnings of the names of tensors that the model has parameters for; the others are only checked.
+    """
+
+    def __init__(self, model: nn.Module, shape: ModelShape, part: tuple[str, ...]) -> None:
+        self.part = part
         self.parameters = dict(model.named_parameters())
         self.modules = dict(model.named_modules())
         self.expected = {spec.name: spec for spec in expected_tensors(shape)}
@@ -106,7 +117,7 @@ class WeightLoader:
             name = bare_name(full_name)
             check_tensor(self.expected, name, tensor)
             self.seen.add(name)
-            if not name.startswith(NOT_LOADED):
+            if name.startswith(self.part):
                 self._take(name, tensor)
         check_missing(self.expected, self.seen)
         return self.loaded

@@ -1,0 +1,16 @@
+"""vLLM's CPU worker with our model runner."""
+
+from vllm.v1.worker import cpu_worker
+
+from deepinfer_plugin.spec_decode.runner_v1 import DeepInferCPURunner
+
+
+class CPUWorker(cpu_worker.CPUWorker):
+    """The runner's class is looked up in vLLM's module when the device is initialised, and only then is it ours."""
+
+    def init_device(self) -> None:
+        vllms, cpu_worker.CPUModelRunner = cpu_worker.CPUModelRunner, DeepInferCPURunner
+        try:
+            super().init_device()
+        finally:
+            cpu_worker.CPUModelRunner = vllms

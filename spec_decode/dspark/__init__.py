@@ -1,0 +1,1 @@
+"""DSpark: the draft network of V4.1, and a round of drafting."""
