@@ -17,18 +17,18 @@ class Draft:
     confidence: torch.Tensor
 
 
-def draft(oracle: Oracle, tokens: list[int], golden: int) -> Draft:
-    """Draft after `tokens`, all of them processed by the target, and the token `golden` that follows."""
+def draft(oracle: Oracle, tokens: list[int], golden: int, length: int) -> Draft:
+    """Draft `length` tokens after `tokens`, all of them processed by the target, and `golden` that follows."""
     with torch.no_grad():
         target = _Sequence(oracle, tokens)
         target.logits()
-        return _Block(oracle, tokens, golden).draft(torch.cat(target.features, 1))
+        return _Block(oracle, tokens, golden, length).draft(torch.cat(target.features, 1))
 
 
 class _Block(_Sequence):
     """The k rows of one drafted block; its layers are the checkpoint's `mtp.*`, all of them window-only."""
 
-    def __init__(self, oracle: Oracle, tokens: list[int], golden: int) -> None:
+    def __init__(self, oracle: Oracle, tokens: list[int], golden: int, k: int) -> None:
         c, drafter = oracle.config, copy(oracle)
         drafter.config = c | {
             "n_routed_experts": c["dspark_n_routed_experts"],
@@ -37,7 +37,7 @@ class _Block(_Sequence):
         drafter.weights = oracle.weights | {
             name.replace("mtp", "layers"): weight for name, weight in oracle.weights.items() if name.startswith("mtp.")
         }
-        k, self.anchor = c["dspark_block_size"], len(tokens) - 1
+        self.anchor = len(tokens) - 1
         super().__init__(drafter, [golden] + [c["dspark_noise_token_id"]] * (k - 1))
         self.positions = [self.anchor + 1 + j for j in range(k)]
 

@@ -21,7 +21,10 @@ def test_drafts_are_the_oracles(varied_checkpoint, rounded):
     with torch.no_grad():
         features = network.forward(tokens[None]).features
         drafts = draft(network, features, torch.tensor([anchors]), golden)
-        wanted = [oracle_draft(oracle, tokens[: a + 1].tolist(), int(tokens[a + 1])) for a in anchors]
+        wanted = [
+            oracle_draft(oracle, tokens[: a + 1].tolist(), int(tokens[a + 1]), network.shape.dspark_block_size)
+            for a in anchors
+        ]
         previous = torch.tensor([[w.tokens for w in wanted]]).roll(1, -1)
         previous[..., 0] = golden
         logits, confidence = markov(network, drafts, previous, slice(None))
