@@ -91,6 +91,15 @@ def draft_on_v1(vllm_config: VllmConfig) -> None:
     """vLLM's V1 runner has no method `dspark`, but it takes a proposer of any class."""
     speculative = vllm_config.speculative_config
     if is_v1(vllm_config) and speculative is not None and speculative.method == "dspark":
+        if (
+            speculative.enable_adaptive_verification
+            and not DeepInferConfig.from_vllm(vllm_config).scheduled_verification
+        ):
+            raise ValueError(
+                "--speculative-config: enable_adaptive_verification is true, but deepinfer.scheduled_verification of "
+                "--additional-config is false; leave one of them out"
+            )
+        speculative.enable_adaptive_verification = False  # ours is scheduled without vLLM's manager
         speculative.method, speculative.model, speculative.parallel_drafting = "custom_class", PROPOSER, False
 
 

@@ -9,7 +9,8 @@ import torch
 MULTIPLIERS, KEY_STEPS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 LOW = 0xFFFFFFFF
 ROUNDS = 10
-TARGET = 0  # the stream that a target and its drafter share
+# streams: of a target and of a drafter that is coupled to it; for the ratio test, its residual, and its drafter
+TARGET, ACCEPTANCE, RESIDUAL, DRAFT = range(4)
 
 
 def philox(counter: tuple[torch.Tensor, ...], seed: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 from vllm.config import VllmConfig
 
 SECTION = "deepinfer"
+VERIFICATIONS = ("coupled", "ratio")
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,9 @@ class DeepInferConfig:
         decoded once, to fp32. None: off on CPU, where decoding takes longer than multiplying, on elsewhere.
     packed_kv: keep local keys in FP8, compressed entries and index keys in FP4 records; same text. Off: the rounded
         values in the model's dtype. None: as packed_weights, and off without kv_rounding.
+    scheduled_verification: verify as many drafts as pay, by their confidences; same text. Off: all drafts, every round.
+    verification: "coupled" counts a draft if it is the target's own choice; "ratio" by the ratio of its probabilities,
+        which accepts a little more, with the same distribution but another text under every schedule.
     force_kernels: op -> module that runs it whatever the hardware, {"rms_norm": "reference"} say. Empty: tables decide.
     """
 
@@ -27,10 +31,12 @@ class DeepInferConfig:
     kv_rounding: bool = True
     packed_weights: bool | None = None
     packed_kv: bool | None = None
+    scheduled_verification: bool = True
+    verification: str = "coupled"
     force_kernels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("activation_rounding", "kv_rounding"):
+        for name in ("activation_rounding", "kv_rounding", "scheduled_verification"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise ValueError(f"{SECTION}.{name}: must be true or false, got {value!r}")
@@ -40,6 +46,8 @@ class DeepInferConfig:
                 raise ValueError(f"{SECTION}.{name}: must be true, false or null, got {value!r}")
         if self.packed_kv and not self.kv_rounding:
             raise ValueError(f"{SECTION}.packed_kv: records hold rounded rows only, so kv_rounding must be true")
+        if self.verification not in VERIFICATIONS:
+            raise ValueError(f"{SECTION}.verification: must be one of {VERIFICATIONS}, got {self.verification!r}")
         forced = self.force_kernels
         if not isinstance(forced, Mapping) or not all(isinstance(s, str) for pair in forced.items() for s in pair):
             raise ValueError(f"{SECTION}.force_kernels: must map op names to module names, got {forced!r}")

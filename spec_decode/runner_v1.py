@@ -1,5 +1,6 @@
 """DSpark behind vLLM's V1 runner, which is the one for CPUs: sampling, verification and drafting of a step."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,18 @@ from vllm.v1.sample.logits_processor import (
 )
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+from deepinfer_plugin.kernels.noise import DRAFT
 from deepinfer_plugin.model_executor.caches.metadata import CacheMetadata, Step
+from deepinfer_plugin.model_executor.config import DeepInferConfig
 from deepinfer_plugin.spec_decode.dspark.draft_model import DSparkV41DraftModel
 from deepinfer_plugin.spec_decode.dspark.proposer import Drafts, draft, drafted_positions
 from deepinfer_plugin.spec_decode.sampling.choose import Rows, adjusted, choose
 from deepinfer_plugin.spec_decode.sampling.coupled import accepted, as_matrix
 from deepinfer_plugin.spec_decode.sampling.logprobs import gather_logprobs
+from deepinfer_plugin.spec_decode.sampling.ratio import Proposal, emit, probabilities
 from deepinfer_plugin.spec_decode.sampling.request import RequestSampling, Seeds
+from deepinfer_plugin.spec_decode.verification.schedule import Drafted, Load
+from deepinfer_plugin.spec_decode.verification.state import Speculation
 
 # what `RequestSampling.adjust` and `choose` do themselves, for target and drafter alike
 OURS = (LogitBiasLogitsProcessor, MinPLogitsProcessor, MinTokensLogitsProcessor)
@@ -47,13 +53,26 @@ class DeepInferCPURunner(CPUModelRunner):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
+        self.speculation: Speculation | None = None
+        if isinstance(getattr(self, "drafter", None), DSparkProposer):
+            ours = DeepInferConfig.from_vllm(vllm_config)
+            self.speculation = Speculation(self.num_spec_tokens, ours.scheduled_verification)
+            self.is_coupled = ours.verification == "coupled"
+        self.is_coupled = True
+        self.proposals: dict[str, Proposal] = {}  # for the ratio test: what was drafted last, from which probabilities
+        self.round_start, self.execute_rows = 0.0, 0
         self.seeds = Seeds(self.model_config.seed)
         self.asked: dict[str, RequestSampling] = {}
 
     def _update_states(self, scheduler_output: Any) -> Any:
         for name in scheduler_output.finished_req_ids:
             self.asked.pop(name, None)
+            self.proposals.pop(name, None)
         return super()._update_states(scheduler_output)
+
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self.round_start, self.execute_rows = time.perf_counter(), scheduler_output.total_num_scheduled_tokens
+        return super().execute_model(scheduler_output, *args, **kwargs)
 
     def sampling_of(self, name: str) -> RequestSampling:
         if name not in self.asked:
@@ -72,11 +91,38 @@ class DeepInferCPURunner(CPUModelRunner):
         rows, first_rows = self._rows(drafts)
         raw = logits.float()
         changed = self._processed(adjusted(raw, rows), drafts, first_rows)
-        emitted = as_matrix(accepted(choose(changed, rows).tolist(), drafts), 1 + max(map(len, drafts)))
+        if self.is_coupled:
+            tokens = accepted(choose(changed, rows).tolist(), drafts)
+        else:
+            tokens = [
+                emit(
+                    changed[first : first + len(own) + 1],
+                    self.sampling_of(name),
+                    int(known),
+                    own,
+                    self.proposals.get(name),
+                )
+                for name, first, own, known in zip(
+                    self.input_batch.req_ids, first_rows, drafts, rows.positions[first_rows], strict=True
+                )
+            ]
+        self._learn(tokens, drafts, rows)
+        emitted = as_matrix(tokens, 1 + max(map(len, drafts)))
         metadata, requests = self.input_batch.sampling_metadata, list(rows.requests)
-        return SamplerOutput(
-            emitted, gather_logprobs(self.sampler, metadata, raw, changed, requests, emitted, first_rows)
-        )
+        logprobs = gather_logprobs(self.sampler, metadata, raw, changed, requests, emitted, first_rows)
+        return SamplerOutput(emitted, logprobs)
+
+    def _learn(self, emitted: list[list[int]], drafts: list[list[int]], rows: Rows) -> None:
+        """What became of the drafts, and how long a round without prefills took."""
+        if self.speculation is None:
+            return
+        for name, tokens, own in zip(self.input_batch.req_ids, emitted, drafts, strict=True):
+            if own:
+                self.speculation.observe(name, len(own), len(tokens))
+        num_rows = len(rows.requests)
+        if self.execute_rows == num_rows:
+            seconds = time.perf_counter() - self.round_start
+            self.speculation.cost.observe_rows(num_rows, float(rows.positions.sum()), seconds)
 
     def _rows(self, drafts: list[list[int]]) -> tuple[Rows, list[int]]:
         """The rows of logits: for each request that of its newest token, then its drafts'; and each one's first."""
@@ -119,31 +165,53 @@ class DeepInferCPURunner(CPUModelRunner):
         return logits.index_copy(0, rows, last)
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
-        if not isinstance(getattr(self, "drafter", None), DSparkProposer):
+        if self.speculation is None:
             return super()._input_fits_in_drafter(common_attn_metadata)
         return common_attn_metadata is not None  # a request near its end gets fewer drafts, by itself
 
     def propose_draft_token_ids(
         self, scheduler_output: Any, sampled_token_ids: Any, *args: Any
     ) -> list[list[int]] | torch.Tensor:
-        """Drafts for every request that has just sampled a token; none for the others."""
-        if not isinstance(self.drafter, DSparkProposer):
+        """Drafts for requests that have just sampled a token, as many as are to be verified; none for the others."""
+        if self.speculation is None:
             return super().propose_draft_token_ids(scheduler_output, sampled_token_ids, *args)
         known = self.input_batch.num_tokens_no_spec
         room = self.max_model_len - 1 - known  # vLLM cuts what `max_tokens` leaves unused
         drafting = [n for n, new in enumerate(sampled_token_ids) if new and room[n] > 0 and self._may_draft(n)]
         proposed: list[list[int]] = [[] for _ in sampled_token_ids]
-        if drafting:
-            drafts = self._draft(drafting)
-            for n, tokens in zip(drafting, drafts.tokens.tolist(), strict=True):
-                proposed[n] = tokens[: room[n]]
+        load = self._load(sampled_token_ids, scheduler_output)
+        if drafting and self.speculation.schedule.wants_drafts(load):
+            start = time.perf_counter()
+            drafts, probabilities = self._draft(drafting)
+            self.speculation.cost.drafts.add(len(drafting), 0.0, time.perf_counter() - start)
+            names = [self.input_batch.req_ids[n] for n in drafting]
+            within = np.minimum(room[drafting], self.num_spec_tokens)
+            drafted = Drafted(names, drafts.confidence.double().numpy(), within)
+            admitted = self.speculation.admit(drafted, load)
+            for n, tokens, count in zip(drafting, drafts.tokens.tolist(), admitted, strict=True):
+                proposed[n] = tokens[:count]
+            for n, name in enumerate([] if self.is_coupled else names):
+                place = drafting[n]
+                self.proposals[name] = Proposal(int(known[place]), drafts.tokens[n].tolist(), probabilities[:, n])
         return proposed
+
+    def _load(self, sampled: list[list[int]], scheduler_output: Any) -> Load:
+        """The next round, as far as the requests of this one go."""
+        known, batch = self.input_batch.num_tokens_no_spec, self.input_batch
+        sampling = [n for n, new in enumerate(sampled) if new]
+        waiting = [n for n, new in enumerate(sampled) if not new]
+        done = [scheduler_output.num_scheduled_tokens.get(batch.req_ids[n], 0) for n in waiting]
+        left = int((batch.num_prompt_tokens[waiting] - batch.num_computed_tokens_cpu[waiting] - done).clip(min=0).sum())
+        prefill = min(left, self.max_num_tokens - len(sampling))
+        return Load(len(sampling) + prefill, len(sampling), float(known[sampling].sum()))
 
     def _may_draft(self, index: int) -> bool:
         return self.requests[self.input_batch.req_ids[index]].sampling_params.thinking_token_budget is None
 
-    def _draft(self, drafting: list[int]) -> Drafts:
-        """Drafts for the requests at these places of the batch."""
+    def _draft(self, drafting: list[int]) -> tuple[Drafts, torch.Tensor]:
+        """Drafts for the requests at these places of the batch; and for the ratio test the probabilities that they were
+        drawn from, fp32 [num_places, num_requests, vocab_size].
+        """
         batch, length, model = self.input_batch, self.num_spec_tokens, self.drafter.model
         names = [batch.req_ids[n] for n in drafting]
         requests = [self.sampling_of(name) for name in names]
@@ -158,10 +226,15 @@ class DeepInferCPURunner(CPUModelRunner):
             place, drafted = before.shape[1], before.tolist()
             seen = [None if own is None else [*own, *row] for own, row in zip(outputs, drafted, strict=True)]
             rows = Rows(requests, known + place, seen)
-            return choose(adjusted(logits, rows), rows)
+            changed = adjusted(logits, rows)
+            if self.is_coupled:
+                return choose(changed, rows)
+            drawn_from.append(torch.stack([probabilities(row, r) for row, r in zip(changed, requests, strict=True)]))
+            return choose(changed, rows, DRAFT)
 
-        anchors = known - 2
-        return draft(model, self._step(drafting, anchors, length), golden, anchors, length, chooser)
+        anchors, drawn_from = known - 2, list[torch.Tensor]()
+        drafts = draft(model, self._step(drafting, anchors, length), golden, anchors, length, chooser)
+        return drafts, torch.stack(drawn_from) if drawn_from else torch.empty(0)
 
     def _step(self, drafting: list[int], anchors: torch.Tensor, length: int) -> Step:
         """The rows of a drafted block, and where the draft blocks' caches lie for them."""

@@ -1,0 +1,1 @@
+"""Which drafts the target verifies, and what that is expected to cost and to bring."""

@@ -1,0 +1,31 @@
+"""What is known of drafts between the round that makes them and the round that verifies them."""
+
+import numpy as np
+
+from deepinfer_plugin.spec_decode.metrics import SpeculationCounts
+from deepinfer_plugin.spec_decode.verification.calibration import Calibration
+from deepinfer_plugin.spec_decode.verification.cost_model import CostModel
+from deepinfer_plugin.spec_decode.verification.schedule import Drafted, Everything, Load, Schedule, WhatPays
+
+
+class Speculation:
+    """One engine's: who decides, what it has learnt, and the confidences of the drafts under way."""
+
+    def __init__(self, num_places: int, scheduled: bool) -> None:
+        self.cost, self.calibration = CostModel(), Calibration(num_places)
+        self.counts = SpeculationCounts(num_places)
+        self.schedule: Schedule = WhatPays(num_places, self.cost, self.calibration) if scheduled else Everything()
+        self._logits: dict[str, np.ndarray] = {}
+
+    def admit(self, drafted: Drafted, load: Load) -> list[int]:
+        """How many of each request's drafts are to be verified."""
+        self._logits = dict(zip(drafted.names, drafted.logits, strict=True))
+        admitted = self.schedule.admit(drafted, load)
+        self.counts.observe_drafts(len(drafted.names), admitted)
+        return admitted
+
+    def observe(self, name: str, verified: int, emitted: int) -> None:
+        """A request's drafts were verified; emitted: its accepted drafts and the token behind them."""
+        self.counts.observe_verification(verified, emitted)
+        if (logits := self._logits.get(name)) is not None:
+            self.calibration.observe(logits, verified, emitted - 1)
