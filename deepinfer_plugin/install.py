@@ -22,13 +22,14 @@ def install() -> None:
     from vllm.logger import init_logger
     from vllm.model_executor.models import ModelRegistry
 
-    from deepinfer_plugin import config_hook
+    from deepinfer_plugin import config_hook, patches
     from deepinfer_plugin.model_executor.quantization import register_quantization
 
     ModelRegistry.register_model(ARCH, f"{MODULE}:{ARCH}")
     ModelRegistry.register_model(DRAFT_ARCH, f"{DRAFT_MODULE}:{DRAFT_ARCH}")
     register_quantization()
     config_hook.install()
+    patches.apply("any")
 
     global _announced
     if not _announced:

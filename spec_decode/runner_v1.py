@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 from vllm.config import VllmConfig
+from vllm.distributed import get_tp_group
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor import (
@@ -26,7 +27,8 @@ from deepinfer_plugin.spec_decode.sampling.coupled import accepted, as_matrix
 from deepinfer_plugin.spec_decode.sampling.logprobs import gather_logprobs
 from deepinfer_plugin.spec_decode.sampling.ratio import Proposal, emit, probabilities
 from deepinfer_plugin.spec_decode.sampling.request import RequestSampling, Seeds
-from deepinfer_plugin.spec_decode.verification.schedule import Drafted, Load
+from deepinfer_plugin.spec_decode.verification.profile import measure
+from deepinfer_plugin.spec_decode.verification.schedule import Drafted, Load, Schedule
 from deepinfer_plugin.spec_decode.verification.state import Speculation
 
 # what `RequestSampling.adjust` and `choose` do themselves, for target and drafter alike
@@ -69,6 +71,25 @@ class DeepInferCPURunner(CPUModelRunner):
             self.asked.pop(name, None)
             self.proposals.pop(name, None)
         return super()._update_states(scheduler_output)
+
+    def measure_rounds(self) -> None:
+        """What rounds of the target and of the draft network cost, before there are requests."""
+        if self.speculation is None or not self.speculation.is_scheduled:
+            return
+        most, length, cost = self.max_num_reqs, self.num_spec_tokens, self.speculation.cost
+
+        def rows(size: int) -> None:
+            hidden_states = self._dummy_run(size)[0]
+            self.model.compute_logits(hidden_states[:size])
+
+        def drafts(size: int) -> None:
+            anchors = torch.zeros(size, dtype=torch.int64)
+            step = self._step(torch.zeros(size, dtype=torch.int64), anchors, length)
+            draft(self.drafter.model, step, anchors, anchors, length, lambda logits, before: logits.argmax(1))
+
+        with torch.inference_mode():
+            measure(cost.rows, rows, min(most * (1 + length), self.max_num_tokens), "rounds of the target")
+            measure(cost.drafts, drafts, most, "drafts")
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self.round_start, self.execute_rows = time.perf_counter(), scheduler_output.total_num_scheduled_tokens
@@ -180,7 +201,7 @@ class DeepInferCPURunner(CPUModelRunner):
         drafting = [n for n, new in enumerate(sampled_token_ids) if new and room[n] > 0 and self._may_draft(n)]
         proposed: list[list[int]] = [[] for _ in sampled_token_ids]
         load = self._load(sampled_token_ids, scheduler_output)
-        if drafting and self.speculation.schedule.wants_drafts(load):
+        if drafting and self._wants_drafts(self.speculation.schedule, load):
             start = time.perf_counter()
             drafts, probabilities = self._draft(drafting)
             self.speculation.cost.drafts.add(len(drafting), 0.0, time.perf_counter() - start)
@@ -194,6 +215,12 @@ class DeepInferCPURunner(CPUModelRunner):
                 place = drafting[n]
                 self.proposals[name] = Proposal(int(known[place]), drafts.tokens[n].tolist(), probabilities[:, n])
         return proposed
+
+    @staticmethod
+    def _wants_drafts(schedule: Schedule, load: Load) -> bool:
+        """The same on all ranks, which draft together; each has measured other times."""
+        wanted, group = schedule.wants_drafts(load), get_tp_group()
+        return wanted if group.world_size == 1 else group.broadcast_object(wanted, src=0)
 
     def _load(self, sampled: list[list[int]], scheduler_output: Any) -> Load:
         """The next round, as far as the requests of this one go."""
@@ -233,16 +260,15 @@ class DeepInferCPURunner(CPUModelRunner):
             return choose(changed, rows, DRAFT)
 
         anchors, drawn_from = known - 2, list[torch.Tensor]()
-        drafts = draft(model, self._step(drafting, anchors, length), golden, anchors, length, chooser)
+        drafts = draft(model, self._step(torch.tensor(drafting), anchors, length), golden, anchors, length, chooser)
         return drafts, torch.stack(drawn_from) if drawn_from else torch.empty(0)
 
-    def _step(self, drafting: list[int], anchors: torch.Tensor, length: int) -> Step:
+    def _step(self, drafting: torch.Tensor, anchors: torch.Tensor, length: int) -> Step:
         """The rows of a drafted block, and where the draft blocks' caches lie for them."""
-        chosen = torch.tensor(drafting)
         starts = torch.arange(0, (len(drafting) + 1) * length, length, dtype=torch.int32)
         metadata = {}
         for index, group in enumerate(self.kv_cache_config.kv_cache_groups):
-            table = self.input_batch.block_table[index].get_device_tensor(self.input_batch.num_reqs)[chosen]
+            table = self.input_batch.block_table[index].get_device_tensor(self.max_num_reqs)[drafting]
             for name in group.layer_names:
                 metadata[name] = CacheMetadata(table, starts, group.kv_cache_spec.block_size)
         rows = torch.arange(len(drafting)).repeat_interleave(length)

@@ -8,33 +8,53 @@ from typing import Any, Literal
 
 from vllm.logger import init_logger
 
+from deepinfer_plugin.patches import sampling_limits
+
 logger = init_logger(f"vllm.{__name__}")
 
 
 @dataclass(frozen=True)
 class Patch:
-    target: str  # "module:name", the place where vLLM looks the name up
+    target: str  # "module:name" or "module:Class.name", the place where vLLM looks the name up
     wrap: Callable[[Any], Any]  # original -> replacement; calls the original when our feature is off
-    process: Literal["engine", "worker"]
+    process: Literal["any", "engine", "worker"]
     expects: tuple[str, ...]  # parameter names of the original, checked before it is replaced
     why: str
     remove_when: str
 
 
-PATCHES: tuple[Patch, ...] = ()
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        target="vllm.sampling_params:SamplingParams._validate_spec_decode",
+        wrap=sampling_limits.wrap,
+        process="any",
+        expects=("self", "speculative_config"),
+        why="min_p and logit_bias act on DSpark's drafts as on the target",
+        remove_when="vLLM lets a proposer say which sampling parameters it follows",
+    ),
+)
+
+
+def place(patch: Patch) -> tuple[Any, str]:
+    """The object that holds the name, None if vLLM has moved it, and the name."""
+    module_name, _, path = patch.target.partition(":")
+    *owners, name = path.split(".")
+    holder: Any = import_module(module_name)
+    for owner in owners:
+        holder = getattr(holder, owner, None)
+    return holder, name
 
 
 def is_applied(patch: Patch) -> bool:
-    module_name, _, name = patch.target.partition(":")
-    return getattr(getattr(import_module(module_name), name, None), "_patched_by", None) == __name__
+    holder, name = place(patch)
+    return getattr(getattr(holder, name, None), "_patched_by", None) == __name__
 
 
 def apply(process: str, patches: tuple[Patch, ...] = PATCHES) -> None:
     """Install this process's patches; calling again does nothing. Raises RuntimeError if vLLM has moved."""
     for patch in (p for p in patches if p.process == process):
-        module_name, _, name = patch.target.partition(":")
-        module = import_module(module_name)
-        original = getattr(module, name, None)
+        holder, name = place(patch)
+        original = getattr(holder, name, None)
         if is_applied(patch):
             continue
         found = tuple(signature(original).parameters) if callable(original) else None
@@ -42,5 +62,5 @@ def apply(process: str, patches: tuple[Patch, ...] = PATCHES) -> None:
             raise RuntimeError(f"cannot patch {patch.target}: it takes {found}, we know it with {patch.expects}")
         replacement = patch.wrap(original)
         replacement._patched_by = __name__
-        setattr(module, name, replacement)
+        setattr(holder, name, replacement)
         logger.info("deepinfer: patched %s (%s)", patch.target, patch.why)

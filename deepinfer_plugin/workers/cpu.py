@@ -1,6 +1,7 @@
 """vLLM's CPU worker with our model runner."""
 
 from vllm.v1.worker import cpu_worker
+from vllm.v1.worker.worker_base import CompilationTimes
 
 from deepinfer_plugin.spec_decode.runner_v1 import DeepInferCPURunner
 
@@ -14,3 +15,8 @@ class CPUWorker(cpu_worker.CPUWorker):
             super().init_device()
         finally:
             cpu_worker.CPUModelRunner = vllms
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        times = super().compile_or_warm_up_model()
+        self.model_runner.measure_rounds()
+        return times

@@ -5,6 +5,7 @@ Source: runtime specification, section 2.6, items 1, 6 and 7.
 
 import math
 from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 
@@ -20,7 +21,8 @@ class _Point:
     size: float
     context: float
     seconds: float
-    is_live: bool
+    started: float | None = None  # seconds before any request, if that was measured
+    is_live: bool = True
     variance: float = 0.0
     covariance: float = 0.0
 
@@ -45,15 +47,15 @@ class Curve:
     _base: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def start(self, size: int, seconds: float) -> None:
-        """A measurement from before any request, until there is a live one."""
-        self._points[_bucket(size)] = _Point(size, 0.0, seconds, is_live=False)
+        """A measurement from before any request, without context. Live ones replace it, and correct the others."""
+        self._points[_bucket(size)] = _Point(size, 0.0, seconds, started=seconds, is_live=False)
         self._settle()
 
     def add(self, size: int, context: float, seconds: float) -> None:
         """A measurement of a round that is over."""
         point = self._points.get(_bucket(size))
         if point is None or not point.is_live:
-            self._points[_bucket(size)] = _Point(size, context, seconds, is_live=True)
+            self._points[_bucket(size)] = _Point(size, context, seconds, started=point.started if point else None)
         else:
             point.add(size, context, seconds)
         self._settle()
@@ -73,7 +75,12 @@ class Curve:
         variance = sum(point.variance for point in points)
         self.slope = max(0.0, sum(point.covariance for point in points) / variance) if variance else 0.0
         self._sizes = np.array([point.size for point in points])
-        without_context = [max(point.seconds - self.slope * point.context, 0.0) for point in points]
+        ratios = [point.seconds / point.started for point in points if point.is_live and point.started]
+        correction = median(ratios) if ratios else 1.0  # what rounds without requests leave out
+        without_context = [
+            max(point.seconds - self.slope * point.context, 0.0) if point.is_live else point.seconds * correction
+            for point in points
+        ]
         self._base = np.maximum.accumulate(without_context)
 
 

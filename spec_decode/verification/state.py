@@ -13,7 +13,7 @@ class Speculation:
 
     def __init__(self, num_places: int, scheduled: bool) -> None:
         self.cost, self.calibration = CostModel(), Calibration(num_places)
-        self.counts = SpeculationCounts(num_places)
+        self.counts, self.is_scheduled = SpeculationCounts(num_places), scheduled
         self.schedule: Schedule = WhatPays(num_places, self.cost, self.calibration) if scheduled else Everything()
         self._logits: dict[str, np.ndarray] = {}
 

@@ -29,7 +29,9 @@ def test_a_healthy_installation(ask):
     assert found["cache"]["block_size"] == found["cache"]["prefix_hit_granularity"] == 64
     assert len(found["cache"]["groups"]) >= 4 and found["cache"]["prefix_caching"]
     assert any("MODELS_CONFIG_MAP" in hook for hook in found["hooks"])
-    assert found["patches"] == []
+    assert [(patch["target"], patch["applied"]) for patch in found["patches"]] == [
+        ("vllm.sampling_params:SamplingParams._validate_spec_decode", True)
+    ]
 
 
 def test_the_text_says_the_same(tiny_checkpoint, capsys):
