@@ -21,6 +21,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     doctor = commands.add_parser("doctor", help="who would serve V4.1 here, and how; exit status 1 if not us")
     doctor.add_argument("--model", help="folder or name whose configuration is asked; default: the tiny one")
     doctor.add_argument("--json", action="store_true", help="for programs")
+
+    verify = commands.add_parser("verify", help="prove that the text does not depend on how it is made; status 1 if so")
+    verify.add_argument("model", metavar="MODEL", help="folder or name")
+    verify.add_argument("--requests", type=int, default=216, metavar="N", help="default: 216")
+    verify.add_argument("--max-tokens", type=int, default=24, metavar="N", help="of each request; default: 24")
+    verify.add_argument(
+        "--drafts", type=int, metavar="N", help="0: no speculation; default: the checkpoint's block size"
+    )
+    verify.add_argument(
+        "--engine", default="{}", metavar="JSON", help='arguments of vllm.LLM, {"dtype": "float32"} say'
+    )
+    verify.add_argument("--json", action="store_true", help="for programs")
     args = parser.parse_args(arguments)
     if args.command == "tiny" and args.trained and (args.size is not None or args.seed is not None):
         tiny.error("--trained: not allowed with argument --size or --seed, which random weights have")
@@ -48,6 +60,12 @@ def main(arguments: list[str] | None = None) -> int:
 
     if "vllm" not in sys.modules:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the answer, not vLLM's way to it
+    if args.command == "verify":
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must be in reach
+        from deepinfer_plugin.verify.run import main as run_verify
+
+        return run_verify(args.model, args.requests, args.max_tokens, args.drafts, args.engine, args.json)
+
     from deepinfer_plugin.doctor import run
 
     return run(args.model, args.json, sys.stdout.write)

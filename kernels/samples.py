@@ -192,6 +192,8 @@ def cases(sizes: Sizes, tokens: int, device: str) -> Iterator[Case]:
     for name, limits in (("no limits", (None, None, None)), ("top-k, top-p", (top_k, top_p, None))):
         sampled = logits, *rows, *limits, 0
         yield Case("sample_tokens", name, sampled, 4 * logits.numel(), is_choice=True)
+    survival = torch.rand(t, 5, generator=make.generator, device=device).cumprod(1)
+    yield Case("verify_budget", "half of them", (survival, t * 5 // 2), 4 * survival.numel() + 4 * t, is_choice=True)
 
     w13 = make.fp4_weight(sizes.experts, 2 * sizes.expert_width, d)
     w2 = make.fp4_weight(sizes.experts, d, sizes.expert_width)

@@ -56,11 +56,11 @@ class DeepInferCPURunner(CPUModelRunner):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self.speculation: Speculation | None = None
+        self.is_coupled = True
         if isinstance(getattr(self, "drafter", None), DSparkProposer):
             ours = DeepInferConfig.from_vllm(vllm_config)
             self.speculation = Speculation(self.num_spec_tokens, ours.scheduled_verification)
             self.is_coupled = ours.verification == "coupled"
-        self.is_coupled = True
         self.proposals: dict[str, Proposal] = {}  # for the ratio test: what was drafted last, from which probabilities
         self.round_start, self.execute_rows = 0.0, 0
         self.seeds = Seeds(self.model_config.seed)
@@ -70,7 +70,9 @@ class DeepInferCPURunner(CPUModelRunner):
         for name in scheduler_output.finished_req_ids:
             self.asked.pop(name, None)
             self.proposals.pop(name, None)
-        return super()._update_states(scheduler_output)
+        result = super()._update_states(scheduler_output)
+        self.input_batch.generators.clear()  # the noise is ours; vLLM would wind back generators that CPUs cannot
+        return result
 
     def measure_rounds(self) -> None:
         """What rounds of the target and of the draft network cost, before there are requests."""

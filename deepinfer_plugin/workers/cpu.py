@@ -16,6 +16,11 @@ class CPUWorker(cpu_worker.CPUWorker):
         finally:
             cpu_worker.CPUModelRunner = vllms
 
+    def set_schedule(self, name: str, **values: int) -> None:
+        """For `collective_rpc`: how many drafts are verified, by the names of `Speculation.set_schedule`."""
+        if self.model_runner.speculation is not None:
+            self.model_runner.speculation.set_schedule(name, **values)
+
     def compile_or_warm_up_model(self) -> CompilationTimes:
         times = super().compile_or_warm_up_model()
         self.model_runner.measure_rounds()

@@ -1,5 +1,6 @@
 """Who decides how many drafts are made and verified in a round: all of them, or those that pay."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -57,6 +58,19 @@ class Everything:
 
     def admit(self, drafted: Drafted, load: Load) -> list[int]:
         return drafted.room.tolist()
+
+
+class AnyNumber:
+    """Any number of each request's drafts, and sometimes no drafts at all: to show that it does not matter."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def wants_drafts(self, load: Load) -> bool:
+        return self._random.random() < 0.8
+
+    def admit(self, drafted: Drafted, load: Load) -> list[int]:
+        return [self._random.randint(0, int(room)) for room in drafted.room]
 
 
 class WhatPays:

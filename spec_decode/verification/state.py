@@ -5,7 +5,7 @@ import numpy as np
 from deepinfer_plugin.spec_decode.metrics import SpeculationCounts
 from deepinfer_plugin.spec_decode.verification.calibration import Calibration
 from deepinfer_plugin.spec_decode.verification.cost_model import CostModel
-from deepinfer_plugin.spec_decode.verification.schedule import Drafted, Everything, Load, Schedule, WhatPays
+from deepinfer_plugin.spec_decode.verification.schedule import AnyNumber, Drafted, Everything, Load, Schedule, WhatPays
 
 
 class Speculation:
@@ -14,8 +14,24 @@ class Speculation:
     def __init__(self, num_places: int, scheduled: bool) -> None:
         self.cost, self.calibration = CostModel(), Calibration(num_places)
         self.counts, self.is_scheduled = SpeculationCounts(num_places), scheduled
-        self.schedule: Schedule = WhatPays(num_places, self.cost, self.calibration) if scheduled else Everything()
+        self.set_schedule("pays" if scheduled else "everything")
         self._logits: dict[str, np.ndarray] = {}
+
+    def set_schedule(self, name: str, **values: int) -> None:
+        """Who decides from now on: "everything", "pays", or for tests "random" with a seed.
+
+        Raises:
+            ValueError: another name.
+        """
+        self.schedule: Schedule
+        if name == "everything":
+            self.schedule = Everything()
+        elif name == "pays":
+            self.schedule = WhatPays(self.counts.num_places, self.cost, self.calibration)
+        elif name == "random":
+            self.schedule = AnyNumber(**values)
+        else:
+            raise ValueError(f"schedule: must be everything, pays or random, got {name!r}")
 
     def admit(self, drafted: Drafted, load: Load) -> list[int]:
         """How many of each request's drafts are to be verified."""

@@ -69,6 +69,7 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
     from deepinfer_plugin.kernels.sample_tokens.triton_nvidia import sample_tokens
     from deepinfer_plugin.kernels.store_kv_cache.triton_nvidia import store_kv_cache
     from deepinfer_plugin.kernels.swiglu.triton_nvidia import swiglu
+    from deepinfer_plugin.kernels.verify_budget.triton_nvidia import verify_budget
 
     streams, hidden = torch.zeros(tokens, 4, 5120, **BF16), torch.zeros(tokens, 5120, **BF16)
     pre, comb = torch.zeros(tokens, 4), torch.zeros(tokens, 4, 4)
@@ -95,6 +96,7 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
         "sample_tokens": lambda: sample_tokens(
             torch.zeros(tokens, 129280), value[:, 0], slots, slots, slots.int(), value[:, 0], value[:, 0], 0
         ),
+        "verify_budget": lambda: verify_budget(torch.zeros(tokens, 5), 7),
         "mix_streams": lambda: mix_streams(streams, hidden, pre, comb),
         "mix_collapse_norm": lambda: mix_collapse_norm(streams, hidden, pre, comb, pre, hidden[0], 1e-20, True),
         "collapse_streams": lambda: collapse_streams(streams, pre),
