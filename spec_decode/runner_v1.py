@@ -23,7 +23,7 @@ from deepinfer_plugin.model_executor.config import DeepInferConfig
 from deepinfer_plugin.spec_decode.dspark.draft_model import DSparkV41DraftModel
 from deepinfer_plugin.spec_decode.dspark.proposer import Drafts, draft, drafted_positions
 from deepinfer_plugin.spec_decode.sampling.choose import Rows, adjusted, choose
-from deepinfer_plugin.spec_decode.sampling.coupled import accepted, as_matrix
+from deepinfer_plugin.spec_decode.sampling.coupled import accepted, as_matrix, without_placeholders
 from deepinfer_plugin.spec_decode.sampling.logprobs import gather_logprobs
 from deepinfer_plugin.spec_decode.sampling.ratio import Proposal, emit, probabilities
 from deepinfer_plugin.spec_decode.sampling.request import RequestSampling, Seeds
@@ -108,9 +108,9 @@ class DeepInferCPURunner(CPUModelRunner):
         """The target's choice in every row; drafts count up to the first that differs from it."""
         drafts: list[list[int]] = [[] for _ in self.input_batch.req_ids]
         if spec_decode_metadata is not None:
-            flat = spec_decode_metadata.draft_token_ids.tolist()
-            ends = np.cumsum(spec_decode_metadata.num_draft_tokens).tolist()
-            drafts = [flat[end - n : end] for n, end in zip(spec_decode_metadata.num_draft_tokens, ends, strict=True)]
+            counts, flat = spec_decode_metadata.num_draft_tokens, spec_decode_metadata.draft_token_ids.tolist()
+            drafts, kept = without_placeholders(flat, counts)
+            logits = logits[kept]
         rows, first_rows = self._rows(drafts)
         raw = logits.float()
         changed = self._processed(adjusted(raw, rows), drafts, first_rows)

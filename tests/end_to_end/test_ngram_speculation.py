@@ -27,7 +27,7 @@ def test_drafts_do_not_change_tokens_or_logits(tiny_checkpoint, tmp_path):
 def test_speculation_with_a_draft_model_is_refused_by_name(tiny_checkpoint):
     options = {"method": "custom_class", "model": "some.Proposer", "num_speculative_tokens": 2}
     with (
-        pytest.raises(Exception, match="method custom_class, only ngram"),
+        pytest.raises(Exception, match="method custom_class, only ngram, dspark"),
         start_engine(tiny_checkpoint, speculative_config=options),
     ):
         pass
