@@ -37,7 +37,9 @@ def without_placeholders(flat: Sequence[int], counts: Sequence[int]) -> tuple[li
         flat: the drafts of all requests, one request's behind the other's.
         counts: how many belong to each; it has one row of logits more than that.
     """
-    drafts, rows, first = [], [], 0
+    drafts: list[list[int]] = []
+    rows: list[int] = []
+    first = 0
     for n, count in enumerate(counts):
         own = list(takewhile(lambda token: token >= 0, flat[first : first + count]))
         drafts.append(own)
