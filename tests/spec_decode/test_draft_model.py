@@ -43,7 +43,8 @@ def places(monkeypatch):
 @pytest.mark.parametrize("length", [1, 3, 4])
 def test_equals_the_oracle(length, varied_checkpoint, oracle, places):
     speculation = {"method": "dspark", "num_speculative_tokens": length}
-    with start_engine(varied_checkpoint, ROUNDING_OFF, speculative_config=speculation) as engine:
+    options = ROUNDING_OFF | {"scheduled_verification": False}  # drafts in every round
+    with start_engine(varied_checkpoint, options, speculative_config=speculation) as engine:
         for prompt, chunk in product(PROMPTS, (1024, 7)):
             engine.forget()
             places.clear()
