@@ -118,7 +118,7 @@ class Pair:
         request, text = one(self.params, seed), list[int]()
         while len(text) < length:
             drafts, sure, drawn_from = list[int](), list[float](), list[torch.Tensor]()
-            for place in range(PLACES):
+            for _ in range(PLACES):
                 prefix = (*text, *drafts)
                 # a function of the drafts before, as sharp as a confidence can be
                 sure.append(logit([0.6, 0.0, 0.95, 1.0][sum(prefix) % 4]))
