@@ -22,7 +22,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     doctor.add_argument("--model", help="folder or name whose configuration is asked; default: the tiny one")
     doctor.add_argument("--json", action="store_true", help="for programs")
 
-    verify = commands.add_parser("verify", help="prove that the text does not depend on how it is made; status 1 if so")
+    verify = commands.add_parser(
+        "verify", help="prove that the text does not depend on how it is made; status 1 if it does"
+    )
     verify.add_argument("model", metavar="MODEL", help="folder or name")
     verify.add_argument("--requests", type=int, default=216, metavar="N", help="default: 216")
     verify.add_argument("--max-tokens", type=int, default=24, metavar="N", help="of each request; default: 24")
