@@ -39,3 +39,16 @@ class SpeculationCounts:
         self.accepted[: emitted - 1] += 1
         self.rounds += 1
         self.emitted += emitted
+
+    def report(self, calibration_error: np.ndarray, cost_error: float) -> str:
+        """A line for people. calibration_error: [num_places]; cost_error: of a round's predicted time, relative."""
+
+        def places(counts: np.ndarray) -> str:
+            return "/".join(map(str, counts.tolist()))
+
+        return (
+            f"DSpark by place: drafted {places(self.drafted)}, scheduled {places(self.scheduled)}, verified "
+            f"{places(self.verified)}, accepted {places(self.accepted)}; {self.emitted / max(self.rounds, 1):.2f} "
+            f"tokens a verified request, {self.budget / max(self.engine_rounds, 1):.1f} drafts a round, calibration error "
+            f"{'/'.join(f'{error:.2f}' for error in calibration_error)}, round time error {cost_error:.0%}"
+        )

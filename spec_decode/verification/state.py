@@ -1,11 +1,17 @@
 """What is known of drafts between the round that makes them and the round that verifies them."""
 
+import time
+
 import numpy as np
+from vllm.logger import init_logger
 
 from deepinfer_plugin.spec_decode.metrics import SpeculationCounts
 from deepinfer_plugin.spec_decode.verification.calibration import Calibration
 from deepinfer_plugin.spec_decode.verification.cost_model import CostModel
 from deepinfer_plugin.spec_decode.verification.schedule import AnyNumber, Drafted, Everything, Load, Schedule, WhatPays
+
+logger = init_logger(f"vllm.{__name__}")
+REPORT_EVERY = 10.0  # seconds, while drafts are verified
 
 
 class Speculation:
@@ -16,6 +22,7 @@ class Speculation:
         self.counts, self.is_scheduled = SpeculationCounts(num_places), scheduled
         self.set_schedule("pays" if scheduled else "everything")
         self._logits: dict[str, np.ndarray] = {}
+        self._next_report = time.monotonic() + REPORT_EVERY
 
     def set_schedule(self, name: str, **values: int) -> None:
         """Who decides from now on: "everything", "pays", or for tests "random" with a seed.
@@ -33,6 +40,10 @@ class Speculation:
         else:
             raise ValueError(f"schedule: must be everything, pays or random, got {name!r}")
 
+    def report(self) -> str:
+        cost = self.cost
+        return self.counts.report(self.calibration.error(), cost.error / cost.measured if cost.measured else 0.0)
+
     def admit(self, drafted: Drafted, load: Load) -> list[int]:
         """How many of each request's drafts are to be verified."""
         self._logits = dict(zip(drafted.names, drafted.logits, strict=True))
@@ -43,5 +54,8 @@ class Speculation:
     def observe(self, name: str, verified: int, emitted: int) -> None:
         """A request's drafts were verified; emitted: its accepted drafts and the token behind them."""
         self.counts.observe_verification(verified, emitted)
+        if (now := time.monotonic()) >= self._next_report:
+            self._next_report = now + REPORT_EVERY
+            logger.info(self.report())
         if (logits := self._logits.get(name)) is not None:
             self.calibration.observe(logits, verified, emitted - 1)
