@@ -1,10 +1,28 @@
 """The command `deepinfer-plugin`, which is `python -m deepinfer_plugin`."""
 
 import argparse
+import json
 import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a number from 1 on, got {text!r}")
+    return int(text)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"must be JSON, got {text!r}: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return value
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -26,13 +44,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "verify", help="prove that the text does not depend on how it is made; status 1 if it does"
     )
     verify.add_argument("model", metavar="MODEL", help="folder or name")
-    verify.add_argument("--requests", type=int, default=216, metavar="N", help="default: 216")
-    verify.add_argument("--max-tokens", type=int, default=24, metavar="N", help="of each request; default: 24")
+    verify.add_argument("--requests", type=positive, default=216, metavar="N", help="default: 216")
+    verify.add_argument("--max-tokens", type=positive, default=24, metavar="N", help="of each request; default: 24")
     verify.add_argument(
         "--drafts", type=int, metavar="N", help="0: no speculation; default: the checkpoint's block size"
     )
     verify.add_argument(
-        "--engine", default="{}", metavar="JSON", help='arguments of vllm.LLM, {"dtype": "float32"} say'
+        "--engine", type=json_object, default={}, metavar="JSON", help='arguments of vllm.LLM, {"dtype": "float32"} say'
     )
     verify.add_argument("--json", action="store_true", help="for programs")
     args = parser.parse_args(arguments)

@@ -46,10 +46,10 @@ class SpeculationCounts:
         def places(counts: np.ndarray) -> str:
             return "/".join(map(str, counts.tolist()))
 
+        calibration = "/".join(f"{error:.2f}" for error in calibration_error)
         return (
             f"DSpark by place: drafted {places(self.drafted)}, scheduled {places(self.scheduled)}, verified "
             f"{places(self.verified)}, accepted {places(self.accepted)}; {self.emitted / max(self.rounds, 1):.2f} "
-            f"tokens a verified request, "
-            f"{self.budget / max(self.engine_rounds, 1):.1f} drafts a round, calibration error "
-            f"{'/'.join(f'{error:.2f}' for error in calibration_error)}, round time error {cost_error:.0%}"
+            f"tokens a verified request, {self.budget / max(self.engine_rounds, 1):.1f} drafts a round, "
+            f"calibration error {calibration}, round time error {cost_error:.0%}"
         )

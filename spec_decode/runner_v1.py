@@ -110,7 +110,7 @@ class DeepInferCPURunner(CPUModelRunner):
         if spec_decode_metadata is not None:
             counts, flat = spec_decode_metadata.num_draft_tokens, spec_decode_metadata.draft_token_ids.tolist()
             drafts, kept = without_placeholders(flat, counts)
-            logits = logits[kept]
+            logits = logits if len(kept) == len(logits) else logits[kept]
         rows, first_rows = self._rows(drafts)
         raw = logits.float()
         changed = self._processed(adjusted(raw, rows), drafts, first_rows)

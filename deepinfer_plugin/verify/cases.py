@@ -1,10 +1,10 @@
 """The ways in which the same requests are served, and what shows that a way was really taken."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 BATCHES = (1, 2, 4, 16)
 PREEMPT_EVERY = 6  # steps
-DRAFTED = "vllm:spec_decode_num_draft_tokens"
+DRAFTED = "verified drafts"  # our count: vLLM's has its placeholders in it
 CACHED = "vllm:prefix_cache_hits"
 PREEMPTED = "vllm:num_preemptions"
 
@@ -13,7 +13,7 @@ PREEMPTED = "vllm:num_preemptions"
 class Case:
     """name: for the table. drafts: num_speculative_tokens of the engine, 0 for none. schedule: see
     `spec_decode/verification/schedule.py`. running: requests at once. rows: most rows of a step, so that prompts are
-    computed in chunks. again: serve twice, compare the second time. shown_by: a counter of vLLM's that must rise.
+    computed in chunks. again: serve twice, compare the second time. shown_by: a counter that must rise.
     """
 
     name: str
@@ -23,7 +23,7 @@ class Case:
     rows: int | None = None
     again: bool = False
     preempt_every: int | None = None
-    shown_by: str | None = field(default=None)
+    shown_by: str | None = None
 
 
 def without_drafts() -> list[Case]:

@@ -23,13 +23,15 @@ class VerifyEngine:
     @contextmanager
     def limits(self, rows: int | None, running: int | None) -> Iterator[None]:
         """At most so many rows a step, so that prompts are computed in chunks, and so many requests at once."""
-        scheduler = self.scheduler
-        saved = scheduler.max_num_scheduled_tokens, scheduler.max_num_active_reqs
-        scheduler.max_num_scheduled_tokens, scheduler.max_num_active_reqs = rows or saved[0], running or saved[1]
+        asked = {"max_num_scheduled_tokens": rows, "max_num_active_reqs": running}
+        saved = {name: getattr(self.scheduler, name) for name, most in asked.items() if most is not None}
+        for name in saved:
+            setattr(self.scheduler, name, asked[name])
         try:
             yield
         finally:
-            scheduler.max_num_scheduled_tokens, scheduler.max_num_active_reqs = saved
+            for name, most in saved.items():
+                setattr(self.scheduler, name, most)
 
     def forget(self) -> None:
         """Empty the prefix cache."""
@@ -43,6 +45,10 @@ class VerifyEngine:
     def counts(self) -> dict[str, int]:
         """vLLM's counters: preemptions, drafts, accepted drafts, cached prompt tokens."""
         return {metric.name: int(metric.value) for metric in self.llm.get_metrics() if hasattr(metric, "value")}
+
+    def verified_drafts(self) -> int:
+        """Since the start."""
+        return int(self.llm.collective_rpc("verified_drafts")[0])
 
     def run(
         self, requests: Sequence[VerifyRequest], done: Callable[[], object], preempt_every: int | None = None

@@ -76,6 +76,8 @@ class Verification:
         config = engine.llm.llm_engine.model_config
         self.block_size = config.hf_config.dspark_block_size
         longest = min(LONGEST, config.max_model_len - self.max_tokens)
+        if longest < 1:
+            raise ValueError(f"verify: max_tokens must be below max_model_len = {config.max_model_len}")
         tokenizer, size = engine.llm.get_tokenizer(), config.get_vocab_size()
         requests = make_requests(tokenizer, size, self.count, self.max_tokens, longest)
         for case in cases:
@@ -108,16 +110,20 @@ def verify(
 def serve(
     engine: VerifyEngine, case: Case, requests: list[VerifyRequest], done: Callable[[], object]
 ) -> tuple[list[Text], dict[str, int]]:
-    """The texts, and how far each of vLLM's counters rose."""
+    """The texts, and how far each counter rose."""
     engine.forget()
     if case.drafts:
         engine.set_schedule(case.schedule[0], **case.schedule[1])
     with engine.limits(case.rows, case.running):
         if case.again:
             engine.run(requests, done)
-        before = engine.counts()
+        before = counts(engine, case)
         texts = engine.run(requests, done, case.preempt_every)
-    return texts, {name: value - before.get(name, 0) for name, value in engine.counts().items()}
+    return texts, {name: value - before.get(name, 0) for name, value in counts(engine, case).items()}
+
+
+def counts(engine: VerifyEngine, case: Case) -> dict[str, int]:
+    return engine.counts() | ({DRAFTED: engine.verified_drafts()} if case.drafts else {})
 
 
 def compare(case: Case, texts: list[Text], wanted: list[Text], counted: dict[str, int]) -> Result:
@@ -134,11 +140,9 @@ def compare(case: Case, texts: list[Text], wanted: list[Text], counted: dict[str
     )
 
 
-def main(model: str, count: int, max_tokens: int, drafts: int | None, options: str, as_json: bool) -> int:
+def main(model: str, count: int, max_tokens: int, drafts: int | None, options: dict[str, Any], as_json: bool) -> int:
     """The command. Returns the exit status: 1 if anything differs, or a case did not happen."""
-    results = verify(
-        model, count, max_tokens, drafts, json.loads(options), (lambda line: None) if as_json else tqdm.write
-    )
+    results = verify(model, count, max_tokens, drafts, options, (lambda line: None) if as_json else tqdm.write)
     failed = [result for result in results if not result.holds]
     if as_json:
         tqdm.write(json.dumps([asdict(result) | {"holds": result.holds} for result in results], indent=2))

@@ -21,6 +21,11 @@ class CPUWorker(cpu_worker.CPUWorker):
         if self.model_runner.speculation is not None:
             self.model_runner.speculation.set_schedule(name, **values)
 
+    def verified_drafts(self) -> int:
+        """For `collective_rpc`: since the start, without the placeholders that vLLM counts as drafts."""
+        speculation = self.model_runner.speculation
+        return 0 if speculation is None else int(speculation.counts.verified.sum())
+
     def compile_or_warm_up_model(self) -> CompilationTimes:
         times = super().compile_or_warm_up_model()
         self.model_runner.measure_rounds()

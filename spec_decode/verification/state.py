@@ -25,7 +25,7 @@ class Speculation:
         self._next_report = time.monotonic() + REPORT_EVERY
 
     def set_schedule(self, name: str, **values: int) -> None:
-        """Who decides from now on: "everything", "pays", or for tests "random" with a seed.
+        """Who decides from now on: "everything", "pays", or for `deepinfer-plugin verify` "random" with a seed.
 
         Raises:
             ValueError: another name.

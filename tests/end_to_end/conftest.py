@@ -1,13 +1,15 @@
 """Engines for the end-to-end tests, in this process, and the parity table that the run ends with."""
 
-import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from deepinfer_plugin.verify.engine import VerifyEngine
+from deepinfer_plugin.verify.engine import start_engine as verify_engine
 
 VOCABULARY = 512
 ROUNDING_OFF = {"activation_rounding": False, "kv_rounding": False}
@@ -24,15 +26,8 @@ class Answer:
     num_cached_tokens: int
 
 
-class Engine:
+class Engine(VerifyEngine):
     """A vLLM engine in this process, whose requests return raw logits."""
-
-    def __init__(self, llm: Any) -> None:
-        self.llm = llm
-
-    @property
-    def scheduler(self) -> Any:
-        return self.llm.llm_engine.engine_core.engine_core.scheduler
 
     @property
     def num_free_blocks(self) -> int:
@@ -40,21 +35,11 @@ class Engine:
 
     @property
     def num_preemptions(self) -> int:
-        return sum(metric.value for metric in self.llm.get_metrics() if metric.name == "vllm:num_preemptions")
+        return self.counts()["vllm:num_preemptions"]
 
-    @contextmanager
-    def chunks_of(self, num_tokens: int) -> Iterator[None]:
+    def chunks_of(self, num_tokens: int) -> AbstractContextManager[None]:
         """Limit every step to `num_tokens` rows, so that prompts are computed in chunks of that size."""
-        saved = self.scheduler.max_num_scheduled_tokens
-        self.scheduler.max_num_scheduled_tokens = num_tokens
-        try:
-            yield
-        finally:
-            self.scheduler.max_num_scheduled_tokens = saved
-
-    def forget(self) -> None:
-        """Empty the prefix cache."""
-        assert self.llm.reset_prefix_cache()
+        return self.limits(rows=num_tokens, running=None)
 
     def ask(
         self, *prompts: list[int], max_tokens: int = 1, prompt_logits: bool = False, **options: Any
@@ -88,9 +73,6 @@ def as_tensor(places: list[dict[int, Any]]) -> torch.Tensor:
 
 @contextmanager
 def start_engine(folder: Path, deepinfer: dict[str, Any] | None = None, **options: Any) -> Iterator[Engine]:
-    from vllm import LLM
-    from vllm.distributed import cleanup_dist_env_and_memory
-
     arguments = {
         "dtype": "float32",
         "max_model_len": 1024,
@@ -100,17 +82,10 @@ def start_engine(folder: Path, deepinfer: dict[str, Any] | None = None, **option
         "max_logprobs": -1,
         "logprobs_mode": "raw_logits",
         "max_num_seqs": 16,
-        "disable_log_stats": False,
         "additional_config": {"deepinfer": deepinfer or {}},
     }
-    llm = LLM(str(folder), **{**arguments, **options})
-    try:
-        yield Engine(llm)
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
-        cleanup_dist_env_and_memory()
-        gc.collect()
+    with verify_engine(str(folder), **{**arguments, **options}) as started:
+        yield Engine(started.llm)
 
 
 def text_tokens(num_tokens: int, seed: int = 0) -> list[int]:

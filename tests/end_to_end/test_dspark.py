@@ -69,24 +69,18 @@ def drafting():
         yield engine
 
 
-def drafts_of(engine) -> int:
-    return sum(
-        metric.value for metric in engine.llm.get_metrics() if metric.name == "vllm:spec_decode_num_draft_tokens"
-    )
-
-
 @pytest.mark.parametrize("chunk", [1024, 7])
 def test_every_sampling_parameter_gives_the_text_without_drafts(wanted, drafting, chunk):
     """Seeded requests in chunks, and requests of one token that join a batch: vLLM pads these with drafts of -1."""
-    before = drafts_of(drafting)
+    before = drafting.verified_drafts()
     assert answers(drafting, chunk) == wanted[0]
-    assert drafts_of(drafting) > before
+    assert drafting.verified_drafts() > before
 
 
 def test_fifty_identifiers_are_as_without_drafts(wanted, drafting):
-    before = drafts_of(drafting)
+    before = drafting.verified_drafts()
     assert copies(drafting) == wanted[1]
-    assert drafts_of(drafting) > before
+    assert drafting.verified_drafts() > before
 
 
 def test_drafts_end_where_the_context_does(tiny_checkpoint):

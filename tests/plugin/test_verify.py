@@ -9,6 +9,7 @@ import torch
 import deepinfer_plugin.model_executor.models as models
 from deepinfer_plugin.__main__ import main
 from deepinfer_plugin.spec_decode import runner_v1
+from deepinfer_plugin.spec_decode.verification import state
 from deepinfer_plugin.spec_decode.verification.schedule import AnyNumber
 from deepinfer_plugin.verify import run
 from deepinfer_plugin.verify.cases import PREEMPTED, Case, with_drafts, without_drafts
@@ -65,19 +66,21 @@ def test_a_verification_that_accepts_too_much_is_found(cases, capsys, monkeypatc
 
 
 class Peeking(AnyNumber):
-    """Drafts are verified if their own confidences are high. The ratio test keeps no text, and so not even the law."""
+    """Drafts are verified if their own confidences are high."""
 
     def admit(self, drafted, load):
         return ((drafted.logits > 0).cumprod(1).sum(1)).clip(max=drafted.room).tolist()
 
 
-def test_a_peeking_policy_under_the_ratio_test_is_found(cases, capsys, monkeypatch):
-    import deepinfer_plugin.spec_decode.verification.state as state
-
-    monkeypatch.setattr(state, "AnyNumber", Peeking)
+@pytest.mark.parametrize("policy", [AnyNumber, Peeking])
+def test_the_ratio_test_keeps_no_text_with_a_policy_that_peeks_or_without(policy, cases, capsys, monkeypatch):
+    """Whether it keeps the law is for tests/spec_decode/test_distribution.py; to coupled texts a policy is nothing."""
+    monkeypatch.setattr(state, "AnyNumber", policy)
     cases([PLAIN], [RANDOM])
     status, results = verify(capsys, ENGINE | {"additional_config": {"deepinfer": {"verification": "ratio"}}})
     assert status == 1 and results[1]["mismatches"] > 0
+    status, results = verify(capsys)
+    assert status == 0 and results[1]["drafts"] > 0
 
 
 def test_a_kernel_that_sees_its_batch_is_found(cases, capsys, monkeypatch):
@@ -119,3 +122,23 @@ def test_every_way_of_the_issue_is_a_case():
 
 def test_a_line_of_the_table_names_the_first_difference():
     assert "request 3 from token 5" in Result("a", 9, 90, 0, 2, (3, 5), None).line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--requests", "0"], "--requests: must be a number from 1 on, got '0'"),
+        (["--engine", "{"], "--engine: must be JSON, got '{'"),
+        (["--engine", "[]"], "--engine: must be a JSON object"),
+    ],
+)
+def test_mistakes_are_named(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["verify", TRAINED, *arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_requests_must_fit_into_the_context(cases):
+    cases([PLAIN], [])
+    with pytest.raises(ValueError, match="max_tokens must be below max_model_len = 512"):
+        main(["verify", TRAINED, "--max-tokens", "512", "--engine", json.dumps(ENGINE)])
