@@ -28,5 +28,6 @@ class CPUWorker(cpu_worker.CPUWorker):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         times = super().compile_or_warm_up_model()
-        self.model_runner.measure_rounds()
+        if isinstance(self.model_runner, DeepInferCPURunner):
+            self.model_runner.measure_rounds()
         return times
