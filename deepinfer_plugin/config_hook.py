@@ -7,7 +7,7 @@ from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 from vllm.platforms import current_platform
 from vllm.transformers_utils import model_arch_config_convertor
 
-from deepinfer_plugin.install import ARCH, MODEL_CLASS
+from deepinfer_plugin.install import ARCH, DRAFT_ARCH, MODEL_CLASS
 from deepinfer_plugin.kernels.dispatch import check_forced
 from deepinfer_plugin.model_executor.config import DeepInferConfig
 from deepinfer_plugin.model_executor.models.shape import MODEL_TYPE
@@ -17,7 +17,10 @@ logger = init_logger(f"vllm.{__name__}")
 # Prefix hits come in whole blocks: smaller blocks hit more, and make longer block tables. 64 is half a window.
 BLOCK_SIZE = 64
 
-WORKERS = {"cpu": "deepinfer_plugin.workers.cpu.CPUWorker"}  # vLLM's device type -> our subclass of its worker
+WORKERS = {  # vLLM's device type -> our subclass of its worker
+    "cpu": "deepinfer_plugin.workers.cpu.CPUWorker",
+    "cuda": "deepinfer_plugin.workers.gpu.GPUWorker",
+}
 PROPOSER = "deepinfer_plugin.spec_decode.runner_v1.DSparkProposer"
 
 
@@ -45,7 +48,7 @@ def check_built(vllm_config: VllmConfig) -> None:
     parallel, speculative = vllm_config.parallel_config, vllm_config.speculative_config
     graphs = vllm_config.compilation_config.cudagraph_mode
     cache_dtype = vllm_config.cache_config.cache_dtype
-    methods = ("ngram", "dspark") if is_v1(vllm_config) else ("ngram",)
+    methods = ("ngram", "dspark")
     refusals = {
         f"speculative decoding with method {speculative and speculative.method}, only {', '.join(methods)}": (
             speculative is not None and speculative.method not in methods and not is_ours(speculative)
@@ -72,8 +75,10 @@ def is_v1(vllm_config: VllmConfig) -> bool:
 
 
 def is_ours(speculative: SpeculativeConfig) -> bool:
-    """Whether this is `dspark` as `draft_on_v1` leaves it."""
-    return speculative.method == "custom_class" and speculative.model == PROPOSER
+    """Whether this is V4.1's `dspark`, on the V1 runner as `draft_on_v1` leaves it."""
+    if speculative.method == "custom_class":
+        return speculative.model == PROPOSER
+    return speculative.method == "dspark" and DRAFT_ARCH in speculative.draft_model_config.architectures
 
 
 def check_drafts(vllm_config: VllmConfig) -> None:

@@ -193,6 +193,8 @@ def cases(sizes: Sizes, tokens: int, device: str) -> Iterator[Case]:
         sampled = logits, *rows, *limits, 0
         yield Case("sample_tokens", name, sampled, 4 * logits.numel(), is_choice=True)
     survival = torch.rand(t, 5, generator=make.generator, device=device).cumprod(1)
+    chosen, first_rows = make.integers(0, 2, 6 * t), torch.arange(0, 6 * t + 1, 6, dtype=torch.int32, device=device)
+    yield Case("accept_drafts", "five", (chosen, chosen.roll(1), first_rows, 6), 22 * 6 * t, is_choice=True)
     yield Case("verify_budget", "half of them", (survival, t * 5 // 2), 4 * survival.numel() + 4 * t, is_choice=True)
 
     w13 = make.fp4_weight(sizes.experts, 2 * sizes.expert_width, d)

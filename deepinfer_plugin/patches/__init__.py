@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from vllm.logger import init_logger
 
-from deepinfer_plugin.patches import sampling_limits
+from deepinfer_plugin.patches import dspark_speculator, sampling_limits
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -31,6 +31,14 @@ PATCHES: tuple[Patch, ...] = (
         expects=("self", "speculative_config"),
         why="min_p and logit_bias act on DSpark's drafts as on the target",
         remove_when="vLLM lets a proposer say which sampling parameters it follows",
+    ),
+    Patch(
+        target="vllm.v1.worker.gpu.model_runner:init_speculator",
+        wrap=dspark_speculator.wrap,
+        process="worker",
+        expects=("vllm_config", "device", "req_states"),
+        why="V4.1's drafts come from our draft network",
+        remove_when="vLLM takes a speculator's class from its configuration",
     ),
 )
 

@@ -139,7 +139,14 @@ def _bounds(
     lowest, last_id = tl.full([], -0x80000000, tl.int32), tl.full([], 0x7FFFFFFF, tl.int32)
     highest = tl.full([], -float("inf"), tl.float32)
     least = tl.full([], 0.0, tl.float32)
-    if heat > 0:
+    is_limited = heat < 0
+    if top_k is not None:
+        is_limited |= (tl.load(top_k + row) >= 1) & (tl.load(top_k + row) < vocab_size)
+    if top_p is not None:
+        is_limited |= tl.load(top_p + row) < 1
+    if min_p is not None:
+        is_limited |= tl.load(min_p + row) > 0
+    if (heat > 0) & is_limited:
         for first in range(0, vocab_size, PART):
             score = _scores(logits + first, token, first + token < vocab_size, heat)
             highest = tl.maximum(highest, tl.max(score, 0))
@@ -173,7 +180,7 @@ def _bounds(
             least = tl.load(min_p + row)
     tl.store(bounds + 2 * row, lowest)
     tl.store(bounds + 2 * row + 1, last_id)
-    tl.store(shares + 2 * row, highest)
+    tl.store(shares + 2 * row, tl.where(least > 0, highest, 0.0))
     tl.store(shares + 2 * row + 1, least)
 
 

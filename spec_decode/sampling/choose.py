@@ -66,7 +66,11 @@ class Limits:
 
 def choose(logits: torch.Tensor, rows: Rows, stream: int = TARGET) -> torch.Tensor:
     """int64 [num_rows], from adjusted logits, fp32 [num_rows, vocab_size]. A row does not depend on the other rows."""
-    limits = Limits.of(rows.requests, logits.device)
+    return choose_tokens(logits, Limits.of(rows.requests, logits.device), rows.positions, stream)
+
+
+def choose_tokens(logits: torch.Tensor, limits: Limits, positions: torch.Tensor, stream: int = TARGET) -> torch.Tensor:
+    """int64 [num_rows]. positions: int64 [num_rows], where the tokens will stand."""
     return sample_tokens(
-        logits, limits.temperature, limits.seeds, rows.positions, limits.top_k, limits.top_p, limits.min_p, stream
+        logits, limits.temperature, limits.seeds, positions, limits.top_k, limits.top_p, limits.min_p, stream
     )

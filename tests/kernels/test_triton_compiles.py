@@ -64,6 +64,7 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
     )
     from deepinfer_plugin.kernels.moe_gate.triton_nvidia import moe_gate
     from deepinfer_plugin.kernels.norm_rope_store.triton_nvidia import norm_rope_store
+    from deepinfer_plugin.kernels.accept_drafts.triton_nvidia import accept_drafts
     from deepinfer_plugin.kernels.rms_norm.triton_nvidia import rms_norm
     from deepinfer_plugin.kernels.rope.triton_nvidia import rope
     from deepinfer_plugin.kernels.sample_tokens.triton_nvidia import sample_tokens
@@ -96,6 +97,7 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
         "sample_tokens": lambda: sample_tokens(
             torch.zeros(tokens, 129280), value[:, 0], slots, slots, slots.int(), value[:, 0], value[:, 0], 0
         ),
+        "accept_drafts": lambda: accept_drafts(slots, slots, slots.int(), 6),
         "verify_budget": lambda: verify_budget(torch.zeros(tokens, 5), 7),
         "mix_streams": lambda: mix_streams(streams, hidden, pre, comb),
         "mix_collapse_norm": lambda: mix_collapse_norm(streams, hidden, pre, comb, pre, hidden[0], 1e-20, True),
