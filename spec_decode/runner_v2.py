@@ -11,6 +11,9 @@ from deepinfer_plugin.spec_decode.sampling.coupled_v2 import CoupledSampler, Cou
 
 
 class DeepInferGPURunner(GPUModelRunner):
+    sampler: Any
+    rejection_sampler: Any
+
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         if isinstance(self.speculator, DSparkSpeculator):

@@ -1,4 +1,4 @@
-"""DSpark behind vLLM's V2 runner: a round of drafting as one CUDA graph, whose inputs and results stay on the device."""
+"""DSpark behind vLLM's V2 runner: a round of drafting is one CUDA graph, its inputs and results stay on the device."""
 
 from collections.abc import Callable
 from typing import Any

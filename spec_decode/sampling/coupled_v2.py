@@ -1,12 +1,10 @@
 """Coupled sampling and verification behind vLLM's V2 runner: everything stays on the device.
 
-Penalties, biases and exclusions are vLLM's kernels, which give a row the same bits whether its earlier tokens are drafts
-or not. The choice of a token is ours, for target and drafter alike.
+Penalties, biases and exclusions are vLLM's kernels, which give a row the same bits whether the tokens before it are
+drafts or not. The choice of a token is ours, for target and drafter alike.
 """
 
 from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import torch
 from vllm.config import SpeculativeConfig
@@ -42,7 +40,9 @@ class CoupledSampler(Sampler):
     """A request's token is a function of its seed, the position and its logits (`kernels/sample_tokens`)."""
 
     def __init__(self, vllms: Sampler) -> None:
-        vars(self).update(vars(vllms))  # its states are the runner's, which has filled in what a model brings along
+        self.__dict__.update(
+            vllms.__dict__
+        )  # its states are the runner's, which has filled in what a model brings along
         self.adjusts = np.zeros_like(self.needs_logits_processing)
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
@@ -155,9 +155,16 @@ class CoupledVerification(RejectionSampler):
         seq_lens_upper_bound_np: np.ndarray,
         verify_draft_sampled: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        rows: tuple[Any, ...] = (expanded_idx_mapping, idx_mapping, idx_mapping_np, pos, draft_sampled)
         chosen, processed = self.sampler.sample(
-            logits, *rows, expanded_local_pos, seq_lens_upper_bound_np, return_logprobs=True
+            logits,
+            expanded_idx_mapping,
+            idx_mapping,
+            idx_mapping_np,
+            pos,
+            draft_sampled,
+            expanded_local_pos,
+            seq_lens_upper_bound_np,
+            return_logprobs=True,
         )
         width = self.num_speculative_steps + 1
         tokens, emitted = accept_drafts(chosen, verify_draft_sampled, cu_num_logits, width)
