@@ -75,7 +75,7 @@ def is_v1(vllm_config: VllmConfig) -> bool:
 
 
 def is_ours(speculative: SpeculativeConfig) -> bool:
-    """Whether this is V4.1's `dspark`, on the V1 runner as `draft_on_v1` leaves it."""
+    """Whether this is V4.1's `dspark`, on the V1 runner as `draft_by_us` leaves it."""
     if speculative.method == "custom_class":
         return speculative.model == PROPOSER
     return speculative.method == "dspark" and DRAFT_ARCH in speculative.draft_model_config.architectures
@@ -92,10 +92,10 @@ def check_drafts(vllm_config: VllmConfig) -> None:
         )
 
 
-def draft_on_v1(vllm_config: VllmConfig) -> None:
-    """vLLM's V1 runner has no method `dspark`, but it takes a proposer of any class."""
+def draft_by_us(vllm_config: VllmConfig) -> None:
+    """Ours is scheduled without vLLM's flag; its V1 runner has no `dspark`, but it takes a proposer of any class."""
     speculative = vllm_config.speculative_config
-    if is_v1(vllm_config) and speculative is not None and speculative.method == "dspark":
+    if speculative is not None and speculative.method == "dspark":
         if (
             speculative.enable_adaptive_verification
             and not DeepInferConfig.from_vllm(vllm_config).scheduled_verification
@@ -104,8 +104,9 @@ def draft_on_v1(vllm_config: VllmConfig) -> None:
                 "--speculative-config: enable_adaptive_verification is true, but deepinfer.scheduled_verification of "
                 "--additional-config is false; leave one of them out"
             )
-        speculative.enable_adaptive_verification = False  # ours is scheduled without vLLM's manager
-        speculative.method, speculative.model, speculative.parallel_drafting = "custom_class", PROPOSER, False
+        speculative.enable_adaptive_verification = False
+        if is_v1(vllm_config):
+            speculative.method, speculative.model, speculative.parallel_drafting = "custom_class", PROPOSER, False
 
 
 def apply_defaults(vllm_config: VllmConfig) -> None:
@@ -152,7 +153,7 @@ def install() -> None:
                 check_forced(ours.force_kernels)
                 check_built(vllm_config)
                 check_drafts(vllm_config)
-                draft_on_v1(vllm_config)
+                draft_by_us(vllm_config)
                 apply_defaults(vllm_config)
                 for option in ours.deviations:
                     logger.warning("deepinfer.%s is off: the text is not the trained model's", option)

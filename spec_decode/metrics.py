@@ -27,18 +27,20 @@ class SpeculationCounts:
     def __post_init__(self) -> None:
         self.drafted, self.scheduled, self.verified, self.accepted = np.zeros((4, self.num_places), dtype=np.int64)
 
-    def observe_drafts(self, requests: int, admitted: list[int]) -> None:
-        self.drafted += requests
-        self.scheduled += (np.arange(self.num_places) < np.array(admitted)[:, None]).sum(0)
+    def observe_drafts(self, admitted: np.ndarray) -> None:
+        """A round of drafting. admitted: [num_requests], how many of each one's drafts are to be verified."""
+        self.drafted += len(admitted)
+        self.scheduled += (np.arange(self.num_places) < admitted[:, None]).sum(0)
         self.engine_rounds += 1
-        self.budget += sum(admitted)
+        self.budget += int(admitted.sum())
 
-    def observe_verification(self, verified: int, emitted: int) -> None:
-        """One request's round; emitted: its accepted drafts and the token behind them."""
-        self.verified[:verified] += 1
-        self.accepted[: emitted - 1] += 1
-        self.rounds += 1
-        self.emitted += emitted
+    def observe_verification(self, verified: np.ndarray, emitted: np.ndarray) -> None:
+        """A round of [num_requests] that verified drafts; emitted: accepted drafts and the token behind them."""
+        place = np.arange(self.num_places)
+        self.verified += (place < verified[:, None]).sum(0)
+        self.accepted += (place < emitted[:, None] - 1).sum(0)
+        self.rounds += len(verified)
+        self.emitted += int(emitted.sum())
 
     def report(self, calibration_error: np.ndarray, cost_error: float) -> str:
         """A line for people. calibration_error: [num_places]; cost_error: of a round's predicted time, relative."""

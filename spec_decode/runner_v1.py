@@ -139,9 +139,11 @@ class DeepInferCPURunner(CPUModelRunner):
         """What became of the drafts, and how long a round without prefills took."""
         if self.speculation is None:
             return
-        for name, tokens, own in zip(self.input_batch.req_ids, emitted, drafts, strict=True):
-            if own:
-                self.speculation.observe(name, len(own), len(tokens))
+        drafted = [n for n, own in enumerate(drafts) if own]
+        if drafted:
+            logits = np.stack([self.speculation.logits_of(self.input_batch.req_ids[n]) for n in drafted])
+            verified, lengths = (np.array([len(x[n]) for n in drafted]) for x in (drafts, emitted))
+            self.speculation.observe(logits, verified, lengths)
         num_rows = len(rows.requests)
         if self.execute_rows == num_rows:
             seconds = time.perf_counter() - self.round_start

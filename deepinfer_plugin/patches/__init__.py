@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from vllm.logger import init_logger
 
-from deepinfer_plugin.patches import dspark_speculator, sampling_limits
+from deepinfer_plugin.patches import dspark_speculator, sampling_limits, verify_budget
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -39,6 +39,14 @@ PATCHES: tuple[Patch, ...] = (
         expects=("vllm_config", "device", "req_states"),
         why="V4.1's drafts come from our draft network",
         remove_when="vLLM takes a speculator's class from its configuration",
+    ),
+    Patch(
+        target="vllm.v1.worker.gpu.spec_decode.adaptive_verification:_assign_draft_token_budget_compiled",
+        wrap=verify_budget.wrap,
+        process="worker",
+        expects=("confidence_probs", "idx_mapping", "capacities", "draft_budget", "num_steps"),
+        why="of drafts with equal confidences always the same ones are verified",
+        remove_when="vLLM's split has a fixed order of equals",
     ),
 )
 

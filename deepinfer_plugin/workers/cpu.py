@@ -5,9 +5,10 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from deepinfer_plugin import patches
 from deepinfer_plugin.spec_decode.runner_v1 import DeepInferCPURunner
+from deepinfer_plugin.workers.speculation import SpeculationCalls
 
 
-class CPUWorker(cpu_worker.CPUWorker):
+class CPUWorker(SpeculationCalls, cpu_worker.CPUWorker):
     """The runner's class is looked up in vLLM's module when the device is initialised, and only then is it ours."""
 
     def init_device(self) -> None:
@@ -33,16 +34,6 @@ class CPUWorker(cpu_worker.CPUWorker):
             super().init_device()
         finally:
             model_runner.CPUModelRunner = vllms
-
-    def set_schedule(self, name: str, **values: int) -> None:
-        """For `collective_rpc`: how many drafts are verified, by the names of `Speculation.set_schedule`."""
-        if self.model_runner.speculation is not None:
-            self.model_runner.speculation.set_schedule(name, **values)
-
-    def verified_drafts(self) -> int:
-        """For `collective_rpc`: since the start, without the placeholders that vLLM counts as drafts."""
-        speculation = self.model_runner.speculation
-        return 0 if speculation is None else int(speculation.counts.verified.sum())
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         times = super().compile_or_warm_up_model()

@@ -3,11 +3,13 @@
 from typing import Any
 
 from vllm.v1.worker import gpu_worker
+from vllm.v1.worker.worker_base import CompilationTimes
 
 from deepinfer_plugin import patches
+from deepinfer_plugin.workers.speculation import SpeculationCalls
 
 
-class GPUWorker(gpu_worker.Worker):
+class GPUWorker(SpeculationCalls, gpu_worker.Worker):
     def _make_model_runner(self) -> Any:
         if not self.use_v2_model_runner:
             return super()._make_model_runner()
@@ -15,3 +17,9 @@ class GPUWorker(gpu_worker.Worker):
 
         patches.apply("worker")
         return DeepInferGPURunner(self.vllm_config, self.device)
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        times = super().compile_or_warm_up_model()
+        if self.use_v2_model_runner:
+            self.model_runner.start_counting()
+        return times

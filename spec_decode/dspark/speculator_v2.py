@@ -14,11 +14,17 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGra
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
+from deepinfer_plugin.model_executor.config import DeepInferConfig
 from deepinfer_plugin.model_executor.caches.metadata import CacheMetadata, Step
 from deepinfer_plugin.spec_decode.dspark.draft_model import DSparkV41DraftModel
 from deepinfer_plugin.spec_decode.dspark.proposer import Chooser, Drafts, draft, drafted_positions
 from deepinfer_plugin.spec_decode.sampling.choose import Limits, choose_tokens
 from deepinfer_plugin.spec_decode.sampling.coupled_v2 import CoupledSampler, DraftRows
+from deepinfer_plugin.spec_decode.verification.calibration import LARGEST
+from deepinfer_plugin.spec_decode.verification.manager_v2 import ScheduledVerification
+from deepinfer_plugin.spec_decode.verification.round_times import RoundTimes
+from deepinfer_plugin.spec_decode.verification.state import Speculation
+from deepinfer_plugin.spec_decode.verification.verified import Verified
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -32,10 +38,14 @@ class DSparkSpeculator(DraftModelSpeculator):
 
     sampler: CoupledSampler  # set by the runner
     model: DSparkV41DraftModel
+    manager: ScheduledVerification | None = None  # set by the runner, if the number of verified drafts is scheduled
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self.num_query_per_req = self.num_speculative_steps
+        ours = DeepInferConfig.from_vllm(vllm_config)
+        self.speculation = Speculation(self.num_speculative_steps, ours.scheduled_verification)
+        self.times = RoundTimes(device)
         self.use_acceptance_estimator = False  # the checkpoint has a confidence head
         most = self.max_num_reqs
         self.golden = torch.zeros(most, dtype=torch.int64, device=device)
@@ -48,6 +58,8 @@ class DSparkSpeculator(DraftModelSpeculator):
             torch.zeros(most, dtype=torch.float32, device=device),
         )
         self.confidence = torch.zeros(most, self.num_speculative_steps, dtype=torch.float32, device=device)
+        self._slot_confidence = torch.full_like(self.confidence, torch.nan)  # of drafts under way, by request slot
+        self._verified: Verified | None = None
         self.block_tables: BlockTables | None = None
 
     def load_model(self, target_model: nn.Module) -> None:
@@ -118,9 +130,49 @@ class DSparkSpeculator(DraftModelSpeculator):
         if self.block_tables is None:
             self._reserve(count)
         elif num_speculative_tokens != 0:
-            self._prepare(input_batch, num_rejected, last_sampled)
-            self._run(input_batch)
+            is_decode = not dummy_run and not input_batch.has_prefill
+            self.times.drafts(input_batch.num_tokens, float(input_batch.num_computed_tokens_np.sum()), is_decode)
+            drafts = dummy_run or self.manager is None or self.manager.wants_drafts()
+            if drafts:
+                self._prepare(input_batch, num_rejected, last_sampled)
+                self._run(input_batch)
+                self._publish(input_batch)
+            self.times.end(count if drafts else 0)
         return self.draft_tokens[:count]
+
+    def _publish(self, input_batch: InputBatch) -> None:
+        """The confidences, calibrated, where vLLM looks for them."""
+        count = input_batch.num_reqs
+        self._slot_confidence[input_batch.idx_mapping] = self.confidence[:count]
+        if self.manager is not None:
+            slope, offset = (
+                torch.from_numpy(self.speculation.calibration.lines.T).float().to(self.device, non_blocking=True)
+            )
+            logits = self.confidence[:count].nan_to_num(-LARGEST) * slope + offset
+            self.draft_token_confidence_probs[:count] = logits.sigmoid()
+
+    def observe_verification(
+        self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
+    ) -> None:
+        """Learn from the round before, and take this one's results along; the copy is over when the next one comes."""
+        if self._verified is not None:
+            self._learn(self._verified)
+        self._verified = Verified.fetch(self._slot_confidence[idx_mapping], num_sampled, num_rejected)
+        if self.manager is not None:
+            for done in self.times.finished():
+                self.manager.observe(done)
+
+    def forget(self) -> None:
+        """All counts, of rounds under way too."""
+        self._verified = None
+        self.speculation.forget()
+
+    def _learn(self, round_: Verified) -> None:
+        logits, emitted, rows = round_.values()
+        drafted = (rows > 1) & (emitted > 0)
+        if drafted.any():
+            self.speculation.counts.observe_drafts(rows[drafted] - 1)
+            self.speculation.observe(logits[drafted], rows[drafted] - 1, emitted[drafted])
 
     def _reserve(self, count: int) -> None:
         """The largest tensors of a round, for vLLM's measurement of memory, which comes before there are caches."""

@@ -29,22 +29,23 @@ class Calibration:
         bounded = np.nan_to_num(logits, nan=-LARGEST).clip(-LARGEST, LARGEST)
         return _sigmoid(bounded * self.lines[:, 0] + self.lines[:, 1])
 
-    def observe(self, logits: np.ndarray, verified: int, accepted: int) -> None:
-        """A request's round that is over.
+    def observe(self, logits: np.ndarray, verified: np.ndarray, accepted: np.ndarray) -> None:
+        """Requests' rounds that are over.
 
         Args:
-            logits: [num_places], of its drafts.
-            verified: how many of them were; accepted: how many of these, from the first on.
+            logits: [num_requests, num_places], of their drafts.
+            verified: [num_requests], how many of them were; accepted: how many of these, from the first on.
         """
-        reached = min(accepted + 1, verified)
-        for place in range(reached):
-            logit = float(np.nan_to_num(logits[place], nan=-LARGEST).clip(-LARGEST, LARGEST))
-            at = min(int(_sigmoid(logit) * BINS), BINS - 1)
-            self.verified[place, at] += 1
-            self.accepted[place, at] += place < accepted
-            self._logits[place, at] += logit
-            self._believed[place, at] += _sigmoid(logit * self.lines[place, 0] + self.lines[place, 1])
-        self._rounds += reached > 0
+        places = np.arange(logits.shape[1])
+        reached = places < np.minimum(accepted + 1, verified)[:, None]
+        _, place = reached.nonzero()
+        logit = np.nan_to_num(logits[reached], nan=-LARGEST).clip(-LARGEST, LARGEST)
+        slots = place, np.minimum((_sigmoid(logit) * BINS).astype(int), BINS - 1)
+        np.add.at(self.verified, slots, 1)
+        np.add.at(self.accepted, slots, (places < accepted[:, None])[reached])
+        np.add.at(self._logits, slots, logit)
+        np.add.at(self._believed, slots, _sigmoid(logit * self.lines[place, 0] + self.lines[place, 1]))
+        self._rounds += int(reached.any(1).sum())
         if self._rounds >= REFIT:
             self._refit()
 

@@ -93,21 +93,32 @@ class CostModel:
     """rows: of the target, by rows in a round, sampling included; drafts: of the draft network, by requests.
 
     measured: seconds of the rounds whose time was predicted, summed; error: of the differences, without their signs.
+    captured: rows of the target's graphs, ascending: a round costs what its graph computes. Empty without graphs.
     """
 
     rows: Curve = field(default_factory=Curve)
     drafts: Curve = field(default_factory=Curve)
     error: float = 0.0
     measured: float = 0.0
+    captured: tuple[int, ...] = ()
 
     def observe_rows(self, rows: int, context: float, seconds: float) -> None:
-        predicted = float(self.rows.seconds(np.array(rows), context))
+        computed = self._computed(np.array(rows))
+        predicted = float(self.rows.seconds(computed, context))
         if predicted:
             self.error += abs(predicted - seconds)
             self.measured += seconds
-        self.rows.add(rows, context, seconds)
+        self.rows.add(int(computed), context, seconds)
 
     def round(self, rows: np.ndarray, context: np.ndarray, drafting: int) -> np.ndarray:
         """Seconds of rounds that compute so many rows with so much context, and then draft for so many requests."""
-        seconds = self.rows.seconds(rows, context)
+        seconds = self.rows.seconds(self._computed(rows), context)
         return seconds + self.drafts.seconds(np.array(drafting)) if drafting else seconds
+
+    def _computed(self, rows: np.ndarray) -> np.ndarray:
+        """The rows that a round of so many computes."""
+        if not self.captured:
+            return rows
+        sizes = np.array(self.captured)
+        larger = sizes[np.searchsorted(sizes, rows).clip(max=len(sizes) - 1)]
+        return np.where(rows <= sizes[-1], larger, rows)

@@ -49,6 +49,9 @@ class Schedule(Protocol):
     def admit(self, drafted: Drafted, load: Load) -> list[int]:
         """How many of each request's drafts the next round verifies, from the first on."""
 
+    def budget(self, survival: np.ndarray, load: Load) -> int:
+        """How many drafts it verifies in all. survival: of each that can be, by confidences one generation old."""
+
 
 class Everything:
     """Draft in every round, verify every draft."""
@@ -58,6 +61,9 @@ class Everything:
 
     def admit(self, drafted: Drafted, load: Load) -> list[int]:
         return drafted.room.tolist()
+
+    def budget(self, survival: np.ndarray, load: Load) -> int:
+        return len(survival)
 
 
 class AnyNumber:
@@ -72,6 +78,9 @@ class AnyNumber:
     def admit(self, drafted: Drafted, load: Load) -> list[int]:
         return [self._random.randint(0, int(room)) for room in drafted.room]
 
+    def budget(self, survival: np.ndarray, load: Load) -> int:
+        return self._random.randint(0, len(survival))
+
 
 class WhatPays:
     """As many drafts as bring the most tokens a second, those that are likeliest to be reached and accepted.
@@ -82,7 +91,6 @@ class WhatPays:
 
     def __init__(self, num_places: int, cost: CostModel, calibration: Calibration) -> None:
         self.num_places, self.cost, self.calibration = num_places, cost, calibration
-        self.budgets: list[int] = []  # of the last rounds
         self._older: dict[str, np.ndarray] = {}
         self._rounds = 0
 
@@ -100,11 +108,13 @@ class WhatPays:
         usual = self.calibration.rates()
         available = np.arange(self.num_places) < drafted.room[:, None]
         older = np.stack([self._older.get(name, usual) for name in drafted.names]).cumprod(1)
-        budget = best_budget(older[available], load.sampling, self._seconds(load, load.sampling))
+        budget = self.budget(older[available], load)
         self._older = dict(zip(drafted.names, confidence, strict=True))
-        self.budgets.append(budget)
         survival = np.where(available, confidence.cumprod(1), -np.inf)
         return verify_budget(torch.from_numpy(survival).float(), budget).tolist()
+
+    def budget(self, survival: np.ndarray, load: Load) -> int:
+        return best_budget(survival, load.sampling, self._seconds(load, load.sampling))
 
     def _seconds(self, load: Load, drafting: int) -> Callable[[np.ndarray], np.ndarray]:
         """Of rounds of this load that verify some drafts besides, and then draft for so many requests."""

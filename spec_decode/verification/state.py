@@ -22,6 +22,7 @@ class Speculation:
         self.counts, self.is_scheduled = SpeculationCounts(num_places), scheduled
         self.set_schedule("pays" if scheduled else "everything")
         self._logits: dict[str, np.ndarray] = {}
+        self._unknown = np.full(num_places, np.nan)
         self._next_report = time.monotonic() + REPORT_EVERY
 
     def set_schedule(self, name: str, **values: int) -> None:
@@ -40,6 +41,10 @@ class Speculation:
         else:
             raise ValueError(f"schedule: must be everything, pays or random, got {name!r}")
 
+    def forget(self) -> None:
+        """What was counted; what was measured and learnt stays."""
+        self.counts = SpeculationCounts(self.counts.num_places)
+
     def report(self) -> str:
         cost = self.cost
         return self.counts.report(self.calibration.error(), cost.error / cost.measured if cost.measured else 0.0)
@@ -48,14 +53,21 @@ class Speculation:
         """How many of each request's drafts are to be verified."""
         self._logits = dict(zip(drafted.names, drafted.logits, strict=True))
         admitted = self.schedule.admit(drafted, load)
-        self.counts.observe_drafts(len(drafted.names), admitted)
+        self.counts.observe_drafts(np.array(admitted))
         return admitted
 
-    def observe(self, name: str, verified: int, emitted: int) -> None:
-        """A request's drafts were verified; emitted: its accepted drafts and the token behind them."""
+    def logits_of(self, name: str) -> np.ndarray:
+        """Of the confidences in a request's drafts under way; NaN where somebody else drafted."""
+        return self._logits.get(name, self._unknown)
+
+    def observe(self, logits: np.ndarray, verified: np.ndarray, emitted: np.ndarray) -> None:
+        """A round of [num_requests] that verified drafts.
+
+        logits: [num_requests, num_places], of the confidences; emitted: accepted drafts and the token behind them.
+        """
         self.counts.observe_verification(verified, emitted)
         if (now := time.monotonic()) >= self._next_report:
             self._next_report = now + REPORT_EVERY
             logger.info(self.report())
-        if (logits := self._logits.get(name)) is not None:
-            self.calibration.observe(logits, verified, emitted - 1)
+        known = ~np.isnan(logits).all(1)
+        self.calibration.observe(logits[known], verified[known], emitted[known] - 1)

@@ -20,6 +20,11 @@ def test_the_budget_has_the_most_tokens_a_second_and_of_equals_the_smallest():
         assert best_budget(survival, sampling, lambda drafts, table=table: table[drafts]) == values.index(max(values))
 
 
+def observe(calibration: Calibration, logits: np.ndarray, verified: int, accepted: int) -> None:
+    """One request's round."""
+    calibration.observe(logits[None], np.array([verified]), np.array([accepted]))
+
+
 def test_confidences_approach_what_is_accepted():
     rng, calibration = np.random.default_rng(0), Calibration(2)
     slope, offset = 0.5, -0.7
@@ -27,7 +32,7 @@ def test_confidences_approach_what_is_accepted():
         logits = rng.normal(0, 2, 2)
         chances = 1 / (1 + np.exp(-(slope * logits + offset)))
         passed = rng.random(2) < chances
-        calibration.observe(logits, 2, int(passed.cumprod().sum()))
+        observe(calibration, logits, 2, int(passed.cumprod().sum()))
     # a line fitted to some 700 observations of remembered rounds: its error is below 3 / sqrt(700 * 0.2) = 0.25
     assert np.abs(calibration.lines - [slope, offset]).max() < 0.25
     assert calibration.error().max() < 0.1
@@ -35,17 +40,29 @@ def test_confidences_approach_what_is_accepted():
 
 def test_only_places_that_were_reached_are_learnt_from():
     calibration = Calibration(3)
-    calibration.observe(np.zeros(3), 2, 0)  # the second was verified behind a rejected first
+    observe(calibration, np.zeros(3), 2, 0)  # the second was verified behind a rejected first
     assert calibration.verified.sum(1).tolist() == [1, 0, 0] and calibration.accepted.sum() == 0
-    calibration.observe(np.zeros(3), 2, 2)
+    observe(calibration, np.zeros(3), 2, 2)
     assert calibration.verified.sum(1).tolist() == [2, 1, 0] and calibration.accepted.sum(1).tolist() == [1, 1, 0]
+
+
+def test_requests_of_a_round_count_as_one_after_the_other():
+    rng, together, apart = np.random.default_rng(1), Calibration(4), Calibration(4)
+    for _ in range(40):
+        logits, verified = rng.normal(0, 3, (16, 4)), rng.integers(0, 5, 16)
+        accepted = (verified * rng.random(16)).round().astype(int)
+        together.observe(logits, verified, accepted)
+        for row in zip(logits, verified, accepted, strict=True):
+            observe(apart, *row)
+    np.testing.assert_allclose(together.lines, apart.lines)
+    np.testing.assert_allclose(together.error(), apart.error())
 
 
 @pytest.mark.parametrize("logit", [np.nan, np.inf, -np.inf, 1e300])
 def test_a_broken_confidence_breaks_nothing(logit):
     calibration = Calibration(1)
     for _ in range(600):
-        calibration.observe(np.array([logit]), 1, 1)
+        observe(calibration, np.array([logit]), 1, 1)
     assert np.isfinite(calibration.lines).all() and np.isfinite(calibration.confidence(np.array([[logit]]))).all()
 
 
@@ -107,8 +124,7 @@ def test_a_line_of_the_log_says_what_was_drafted_and_what_became_of_it(monkeypat
     monkeypatch.setattr(state.logger, "info", lines.append)
     speculation = Speculation(3, scheduled=False)
     speculation.admit(Drafted(["a", "b"], np.zeros((2, 3)), np.array([3, 1])), Load(2, 2, 0.0))
-    speculation.observe("a", 3, 3)
-    speculation.observe("b", 1, 1)
+    speculation.observe(np.stack([speculation.logits_of(name) for name in "ab"]), np.array([3, 1]), np.array([3, 1]))
     assert len(lines) == 2
     assert "drafted 2/2/2, scheduled 2/1/1, verified 2/1/1, accepted 1/1/0" in lines[1]
     assert "2.00 tokens a verified request, 4.0 drafts a round" in lines[1]
