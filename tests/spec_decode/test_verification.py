@@ -124,7 +124,8 @@ def test_a_line_of_the_log_says_what_was_drafted_and_what_became_of_it(monkeypat
     monkeypatch.setattr(state.logger, "info", lines.append)
     speculation = Speculation(3, scheduled=False)
     speculation.admit(Drafted(["a", "b"], np.zeros((2, 3)), np.array([3, 1])), Load(2, 2, 0.0))
-    speculation.observe(np.stack([speculation.logits_of(name) for name in "ab"]), np.array([3, 1]), np.array([3, 1]))
-    assert len(lines) == 2
-    assert "drafted 2/2/2, scheduled 2/1/1, verified 2/1/1, accepted 1/1/0" in lines[1]
-    assert "2.00 tokens a verified request, 4.0 drafts a round" in lines[1]
+    counts = np.array([3, 1])
+    speculation.observe(np.stack([speculation.logits_of(name) for name in "ab"]), counts, counts)
+    assert len(lines) == 1
+    assert "drafted 2/2/2, scheduled 2/1/1, verified 2/1/1, accepted 1/1/0" in lines[0]
+    assert "2.00 tokens a verified request, 4.0 drafts a round" in lines[0]
