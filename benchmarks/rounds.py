@@ -2,10 +2,10 @@
 
 python -m benchmarks.rounds MODEL [--native] [--ways off,fixed,scheduled] [--cases 1x512,8x2048] [--json FILE]
 
-A way is an engine of its own: "off" has no drafts, "fixed" verifies all of them, "scheduled" as many as pay
-(vLLM's own: its adaptive verification). Acceptance is vLLM's synthetic one, so weights may be random: give a model
-without them `--load-format dummy`. A round is a verification and the drafting behind it; it takes the time of a request's
-tokens behind the first, over its rounds, median over `--repeat`. A case is BATCHxPROMPT.
+A way is an engine of its own: "off" has no drafts, "fixed" verifies all of them, "scheduled" as many as pay (vLLM's
+own: its adaptive verification). Acceptance is vLLM's synthetic one, so weights may be random: give a model without
+them `--load-format dummy`. A round is a verification and the drafting behind it; its time is what a request's tokens
+behind the first take, over its rounds, median over `--repeat`. A case is BATCHxPROMPT.
 """
 
 import argparse

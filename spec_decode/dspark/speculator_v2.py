@@ -14,8 +14,8 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGra
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-from deepinfer_plugin.model_executor.config import DeepInferConfig
 from deepinfer_plugin.model_executor.caches.metadata import CacheMetadata, Step
+from deepinfer_plugin.model_executor.config import DeepInferConfig
 from deepinfer_plugin.spec_decode.dspark.draft_model import DSparkV41DraftModel
 from deepinfer_plugin.spec_decode.dspark.proposer import Chooser, Drafts, draft, drafted_positions
 from deepinfer_plugin.spec_decode.sampling.choose import Limits, choose_tokens

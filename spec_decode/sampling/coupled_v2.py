@@ -5,6 +5,7 @@ drafts or not. The choice of a token is ours, for target and drafter alike.
 """
 
 from dataclasses import dataclass
+
 import numpy as np
 import torch
 from vllm.config import SpeculativeConfig

@@ -51,6 +51,7 @@ def fp4_experts(count: int, n: int, k: int) -> Fp4Weight:
 
 
 def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
+    from deepinfer_plugin.kernels.accept_drafts.triton_nvidia import accept_drafts
     from deepinfer_plugin.kernels.cache_slots.triton_nvidia import cache_slots
     from deepinfer_plugin.kernels.compress_kv.triton_nvidia import compress_kv
     from deepinfer_plugin.kernels.engram_gate.triton_nvidia import engram_gate
@@ -64,7 +65,6 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
     )
     from deepinfer_plugin.kernels.moe_gate.triton_nvidia import moe_gate
     from deepinfer_plugin.kernels.norm_rope_store.triton_nvidia import norm_rope_store
-    from deepinfer_plugin.kernels.accept_drafts.triton_nvidia import accept_drafts
     from deepinfer_plugin.kernels.rms_norm.triton_nvidia import rms_norm
     from deepinfer_plugin.kernels.rope.triton_nvidia import rope
     from deepinfer_plugin.kernels.sample_tokens.triton_nvidia import sample_tokens
