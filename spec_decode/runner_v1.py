@@ -74,8 +74,8 @@ class DeepInferCPURunner(CPUModelRunner):
         self.input_batch.generators.clear()  # the noise is ours; vLLM would wind back generators that CPUs cannot
         return result
 
-    def measure_rounds(self) -> None:
-        """What rounds of the target and of the draft network cost, before there are requests."""
+    def start_serving(self) -> None:
+        """Called when vLLM has warmed up: measure what rounds of the target and of the draft network cost."""
         if self.speculation is None or not self.speculation.is_scheduled:
             return
         most, length, cost = self.max_num_reqs, self.num_spec_tokens, self.speculation.cost

@@ -54,7 +54,7 @@ class DeepInferGPURunner(GPUModelRunner):
             self.speculator.times.begin()
         return super().execute_model(scheduler_output, *args, **kwargs)
 
-    def start_counting(self) -> None:
-        """Forget what was counted of requests that vLLM made up to warm up."""
+    def start_serving(self) -> None:
+        """Called when vLLM has warmed up."""
         if isinstance(self.speculator, DSparkSpeculator):
-            self.speculator.forget()
+            self.speculator.start_serving()

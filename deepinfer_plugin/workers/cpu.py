@@ -37,6 +37,5 @@ class CPUWorker(SpeculationCalls, cpu_worker.CPUWorker):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         times = super().compile_or_warm_up_model()
-        if isinstance(self.model_runner, DeepInferCPURunner):
-            self.model_runner.measure_rounds()
+        self.model_runner.start_serving()
         return times

@@ -21,5 +21,5 @@ class GPUWorker(SpeculationCalls, gpu_worker.Worker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         times = super().compile_or_warm_up_model()
         if self.use_v2_model_runner:
-            self.model_runner.start_counting()
+            self.model_runner.start_serving()
         return times

@@ -162,10 +162,12 @@ class DSparkSpeculator(DraftModelSpeculator):
             for done in self.times.finished():
                 self.manager.observe(done)
 
-    def forget(self) -> None:
-        """All counts, of rounds under way too."""
-        self._verified = None
+    def start_serving(self) -> None:
+        """Count from now on: the rounds before were vLLM's warm-up."""
+        self._verified, self.times = None, RoundTimes(self.device)
         self.speculation.forget()
+        if self.manager is not None:
+            self.manager.is_serving = True
 
     def _learn(self, round_: Verified) -> None:
         logits, emitted, rows = round_.values()

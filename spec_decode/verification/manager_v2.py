@@ -39,6 +39,7 @@ class ScheduledVerification(AdaptiveVerificationManager):
         self.measured = CostModel()  # by this rank
         self.load: Load | None = None  # of the last round that could verify drafts
         self.has_drafts = True  # made at the end of the round before
+        self.is_serving = False  # before, rounds of vLLM's warm-up compile kernels
         self._rounds = 0
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
@@ -59,6 +60,8 @@ class ScheduledVerification(AdaptiveVerificationManager):
 
     def observe(self, done: RoundTime) -> None:
         """A round that is over."""
+        if not self.is_serving:
+            return
         if done.is_decode:
             self.measured.observe_rows(done.rows, done.context, done.target_seconds)
             if done.drafting:
