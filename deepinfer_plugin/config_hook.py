@@ -64,9 +64,34 @@ def check_built(vllm_config: VllmConfig) -> None:
         f"piecewise CUDA graphs, got cudagraph_mode {graphs and graphs.name}, only FULL, FULL_DECODE_ONLY and NONE": (
             graphs is not None and graphs.has_piecewise_cudagraphs() and current_platform.support_static_graph_mode()
         ),
+        "watermarks: tokens are chosen by noise of our own": vllm_config.watermark_config is not None,
+        "use_fp64_gumbel: tokens are chosen by noise of our own": vllm_config.model_config.use_fp64_gumbel,
+        **unbuilt_drafts(vllm_config),
     }
     if wanted := [feature for feature, on in refusals.items() if on]:
         raise NotImplementedError(f"{ARCH} of deepinfer-plugin does not have: {'; '.join(wanted)}")
+
+
+def unbuilt_drafts(vllm_config: VllmConfig) -> dict[str, bool]:
+    """Options of vLLM's DSpark that ours would not follow, and whether they are on."""
+    speculative = vllm_config.speculative_config
+    if speculative is None or speculative.method != "dspark":
+        return {}
+    ratio = DeepInferConfig.from_vllm(vllm_config).verification == "ratio"
+    method, sampling = speculative.rejection_sample_method, speculative.draft_sample_method
+    methods = ("standard",) if is_v1(vllm_config) else ("standard", "synthetic")
+    return {
+        f"DSpark with rejection_sample_method {method}, only {', '.join(methods)}": method not in methods,
+        f"DSpark with draft_sample_method {sampling}, only greedy: drafts are chosen as the target chooses": (
+            sampling != "greedy"
+        ),
+        "DSpark with use_local_argmax_reduction": speculative.use_local_argmax_reduction,
+        "DSpark with dspark_draft_topk": getattr(speculative, "dspark_draft_topk", None) is not None,
+        "DSpark with num_speculative_tokens_per_batch_size, see deepinfer.scheduled_verification": (
+            speculative.num_speculative_tokens_per_batch_size is not None
+        ),
+        "deepinfer.verification ratio behind vLLM's V2 runner, only coupled": ratio and not is_v1(vllm_config),
+    }
 
 
 def is_v1(vllm_config: VllmConfig) -> bool:

@@ -42,6 +42,10 @@ def test_half_precision_is_refused(start):
         start(dtype="float16")
 
 
+def dspark(**options):
+    return {"speculative_config": {"method": "dspark", "num_speculative_tokens": 3, **options}}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -49,6 +53,10 @@ def test_half_precision_is_refused(start):
         ({"enable_prompt_embeds": True}, "prompt embeddings: Engram needs token ids"),
         ({"enable_lora": True}, "LoRA"),
         ({"enable_expert_parallel": True, "data_parallel_size": 2}, "expert parallelism over data-parallel ranks"),
+        ({"use_fp64_gumbel": True}, "use_fp64_gumbel"),
+        (dspark(rejection_sample_method="block"), "rejection_sample_method block, only standard"),
+        (dspark(draft_sample_method="probabilistic"), "draft_sample_method probabilistic, only greedy"),
+        (dspark(use_local_argmax_reduction=True), "use_local_argmax_reduction"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(start, options, message):
