@@ -41,17 +41,3 @@ class SpeculationCounts:
         self.accepted += (place < emitted[:, None] - 1).sum(0)
         self.rounds += len(verified)
         self.emitted += int(emitted.sum())
-
-    def report(self, calibration_error: np.ndarray, cost_error: float) -> str:
-        """A line for people. calibration_error: [num_places]; cost_error: of a round's predicted time, relative."""
-
-        def places(counts: np.ndarray) -> str:
-            return "/".join(map(str, counts.tolist()))
-
-        calibration = "/".join(f"{error:.2f}" for error in calibration_error)
-        return (
-            f"DSpark by place: drafted {places(self.drafted)}, scheduled {places(self.scheduled)}, verified "
-            f"{places(self.verified)}, accepted {places(self.accepted)}; {self.emitted / max(self.rounds, 1):.2f} "
-            f"tokens a verified request, {self.budget / max(self.engine_rounds, 1):.1f} drafts a round, "
-            f"calibration error {calibration}, round time error {cost_error:.0%}"
-        )

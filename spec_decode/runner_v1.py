@@ -22,6 +22,7 @@ from deepinfer_plugin.model_executor.caches.metadata import CacheMetadata, Step
 from deepinfer_plugin.model_executor.config import DeepInferConfig
 from deepinfer_plugin.spec_decode.dspark.draft_model import DSparkV41DraftModel
 from deepinfer_plugin.spec_decode.dspark.proposer import Drafts, draft, drafted_positions
+from deepinfer_plugin.spec_decode.report import reporter_of
 from deepinfer_plugin.spec_decode.sampling.choose import Rows, adjusted, choose
 from deepinfer_plugin.spec_decode.sampling.coupled import accepted, as_matrix, without_placeholders
 from deepinfer_plugin.spec_decode.sampling.logprobs import gather_logprobs
@@ -60,6 +61,7 @@ class DeepInferCPURunner(CPUModelRunner):
         if isinstance(getattr(self, "drafter", None), DSparkProposer):
             ours = DeepInferConfig.from_vllm(vllm_config)
             self.speculation = Speculation(self.num_spec_tokens, ours.scheduled_verification)
+            self.speculation.reporter = reporter_of(vllm_config, self.num_spec_tokens)
             self.is_coupled = ours.verification == "coupled"
         self.proposals: dict[str, Proposal] = {}  # for the ratio test: what was drafted last, from which probabilities
         self.round_start, self.execute_rows = 0.0, 0

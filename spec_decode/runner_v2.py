@@ -9,6 +9,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 
 from deepinfer_plugin.spec_decode.dspark.speculator_v2 import DSparkSpeculator
+from deepinfer_plugin.spec_decode.report import reporter_of
 from deepinfer_plugin.spec_decode.sampling.coupled_v2 import CoupledSampler, CoupledVerification
 from deepinfer_plugin.spec_decode.verification.manager_v2 import ScheduledVerification
 from deepinfer_plugin.spec_decode.verification.state import Speculation
@@ -24,6 +25,7 @@ class DeepInferGPURunner(GPUModelRunner):
         if isinstance(self.speculator, DSparkSpeculator):
             self.use_aux_hidden_state_outputs = False  # our target hands its features over by itself
             self.speculation = self.speculator.speculation
+            self.speculation.reporter = reporter_of(vllm_config, self.num_speculative_steps)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)

@@ -1,21 +1,21 @@
 """What is known of drafts between the round that makes them and the round that verifies them."""
 
-import time
-
 import numpy as np
-from vllm.logger import init_logger
 
 from deepinfer_plugin.spec_decode.metrics import SpeculationCounts
+from deepinfer_plugin.spec_decode.report import BY_PLACE, TOTALS, Numbers, Reporter
 from deepinfer_plugin.spec_decode.verification.calibration import Calibration
 from deepinfer_plugin.spec_decode.verification.cost_model import CostModel
 from deepinfer_plugin.spec_decode.verification.schedule import AnyNumber, Drafted, Everything, Load, Schedule, WhatPays
 
-logger = init_logger(f"vllm.{__name__}")
-REPORT_EVERY = 10.0  # seconds, while drafts are verified
-
 
 class Speculation:
-    """One engine's: who decides, what it has learnt, and the confidences of the drafts under way."""
+    """One engine's: who decides, what it has learnt, and the confidences of the drafts under way.
+
+    reporter: of the rank that speaks for the engine, None on the others.
+    """
+
+    reporter: Reporter | None = None
 
     def __init__(self, num_places: int, scheduled: bool) -> None:
         self.cost, self.calibration = CostModel(), Calibration(num_places)
@@ -23,7 +23,6 @@ class Speculation:
         self.set_schedule("pays" if scheduled else "everything")
         self._logits: dict[str, np.ndarray] = {}
         self._unknown = np.full(num_places, np.nan)
-        self._next_report = time.monotonic() + REPORT_EVERY
 
     def set_schedule(self, name: str, **values: int) -> None:
         """Who decides from now on: "everything", "pays", or for `deepinfer-plugin verify` "random" with a seed.
@@ -45,9 +44,11 @@ class Speculation:
         """What was counted; what was measured and learnt stays."""
         self.counts = SpeculationCounts(self.counts.num_places)
 
-    def report(self) -> str:
-        cost = self.cost
-        return self.counts.report(self.calibration.error(), cost.error / cost.measured if cost.measured else 0.0)
+    def numbers(self) -> Numbers:
+        cost, counts = self.cost, self.counts
+        error = cost.error / cost.measured if cost.measured else 0.0
+        named = vars(counts) | {"calibration_error": self.calibration.error(), "cost_error": error}
+        return {name: np.asarray(named[name], dtype=np.float64) for name in (*TOTALS, *BY_PLACE)}
 
     def admit(self, drafted: Drafted, load: Load) -> list[int]:
         """How many of each request's drafts are to be verified."""
@@ -66,8 +67,7 @@ class Speculation:
         logits: [num_requests, num_places], of the confidences; emitted: accepted drafts and the token behind them.
         """
         self.counts.observe_verification(verified, emitted)
-        if (now := time.monotonic()) >= self._next_report:
-            self._next_report = now + REPORT_EVERY
-            logger.info(self.report())
         known = ~np.isnan(logits).all(1)
         self.calibration.observe(logits[known], verified[known], emitted[known] - 1)
+        if self.reporter is not None:
+            self.reporter.report(self.numbers())

@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import jsonschema
@@ -16,6 +17,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from deepinfer_plugin.install import MODEL_CLASS
+from deepinfer_plugin.model_executor.models.tiny import TRAINED
 
 START_SECONDS = 300
 SCHEMA = {
@@ -53,11 +55,16 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tiny_checkpoint, tmp_path_factory) -> Iterator[Server]:
+    with serving(tiny_checkpoint, tmp_path_factory.mktemp("server") / "log") as started:
+        yield started
+
+
+@contextmanager
+def serving(checkpoint: Path, log: Path, *flags: str) -> Iterator[Server]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("server") / "log"
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(tiny_checkpoint), "--port", str(port)]
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(checkpoint), "--port", str(port), *flags]
     command += ["--served-model-name", "v4.1-flash", "--max-model-len", "1024", "--kv-cache-memory-bytes", "64M"]
     command += ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}']
     command += ["--enable-auto-tool-choice", "--tool-call-parser", "deepseek_v41", "--reasoning-parser", "deepseek_v41"]
@@ -151,3 +158,34 @@ def test_a_bad_request_fails_alone_among_good_ones(server, case):
             server.client.completions.create(model="v4.1-flash", **{"max_tokens": 4, **options})
         assert [answer.result() for answer in running] == alone
     assert server.get("/health") is not None
+
+
+def test_metrics_say_what_becomes_of_drafts(tmp_path):
+    speculation = json.dumps({"method": "dspark", "num_speculative_tokens": 3})
+    with serving(TRAINED, tmp_path / "log", "--speculative-config", speculation) as server:
+        answer = server.client.chat.completions.create(
+            model="v4.1-flash", messages=QUESTION, max_tokens=40, temperature=0
+        )
+        by_place = {
+            name: [
+                sum(
+                    float(line.rpartition(" ")[2])
+                    for line in server.get("/metrics").splitlines()
+                    if line.startswith(f"deepinfer:dspark_{name}_tokens_total") and f'position="{place}"' in line
+                )
+                for place in range(3)
+            ]
+            for name in ("drafted", "scheduled", "verified", "accepted")
+        }
+        requests, emitted = (server.metric(f"deepinfer:dspark_{name}_total") for name in ("requests", "emitted_tokens"))
+        assert len(set(by_place["drafted"])) == 1 and by_place["drafted"][0] >= requests > 0
+        for more, fewer in (("drafted", "scheduled"), ("scheduled", "verified"), ("verified", "accepted")):
+            assert all(a >= b for a, b in zip(by_place[more], by_place[fewer], strict=True))
+        assert sum(by_place["accepted"]) > 0
+        assert requests < emitted == requests + sum(by_place["accepted"])
+        assert emitted <= answer.usage.completion_tokens + 3  # vLLM cuts what a stop token makes superfluous
+        assert server.metric("deepinfer:dspark_rounds_total") == requests  # one request at a time
+        assert (
+            server.metric("deepinfer:dspark_cost_error") >= 0
+            and server.metric("deepinfer:dspark_calibration_error") >= 0
+        )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from deepinfer_plugin.spec_decode.verification import state
+from deepinfer_plugin.spec_decode import report
 from deepinfer_plugin.spec_decode.verification.budget import best_budget
 from deepinfer_plugin.spec_decode.verification.calibration import Calibration
 from deepinfer_plugin.spec_decode.verification.cost_model import CostModel, Curve
@@ -118,14 +118,21 @@ def test_unknown_schedules_are_refused():
         Speculation(5, scheduled=True).set_schedule("all")
 
 
-def test_a_line_of_the_log_says_what_was_drafted_and_what_became_of_it(monkeypatch):
+def test_a_line_of_the_log_says_what_was_drafted_and_what_became_of_it(monkeypatch, tmp_path):
     lines = []
-    monkeypatch.setattr(state, "REPORT_EVERY", 0.0)
-    monkeypatch.setattr(state.logger, "info", lines.append)
+    monkeypatch.setattr(report, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(report.logger, "info", lines.append)
     speculation = Speculation(3, scheduled=False)
+    speculation.reporter = report.Reporter(tmp_path / "numbers", 3)
     speculation.admit(Drafted(["a", "b"], np.zeros((2, 3)), np.array([3, 1])), Load(2, 2, 0.0))
     counts = np.array([3, 1])
     speculation.observe(np.stack([speculation.logits_of(name) for name in "ab"]), counts, counts)
     assert len(lines) == 1
     assert "drafted 2/2/2, scheduled 2/1/1, verified 2/1/1, accepted 1/1/0" in lines[0]
     assert "2.00 tokens a verified request, 4.0 drafts a round" in lines[0]
+    for name, values in speculation.numbers().items():  # as another process reads them
+        np.testing.assert_array_equal(report.read(tmp_path / "numbers")[name], values)
+
+
+def test_without_a_file_there_are_no_numbers(tmp_path):
+    assert report.read(tmp_path / "numbers") is None
