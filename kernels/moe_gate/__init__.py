@@ -14,11 +14,13 @@ def moe_gate(
     is_image: torch.Tensor | None,
     top_k: int,
     routed_scaling_factor: float,
+    is_padding: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the `top_k` experts with the largest ``sqrt(softplus(logit)) + bias``; weigh them by the unbiased scores.
 
     The weights of a token are its chosen scores over their sum (plus 1e-20), times `routed_scaling_factor`. On ties the
-    lower expert id wins. Padding rows are rows like others: their result is valid and the caller ignores it.
+    lower expert id wins. Padding rows visit no expert, whose weights would have to be read: their ids are num_experts,
+    which no rank holds, and their weights 0.
 
     Args:
         logits: [num_tokens, num_experts], fp32.
@@ -27,6 +29,7 @@ def moe_gate(
         is_image: [num_tokens], bool; None = all text.
         top_k: experts a token, 1..num_experts.
         routed_scaling_factor: of the checkpoint's config (V4.1: 1.5).
+        is_padding: [num_tokens], bool; None = no row is.
 
     Returns:
         topk_ids [num_tokens, top_k], int64, ascending in every row; topk_weights [num_tokens, top_k], fp32, in that
@@ -46,10 +49,10 @@ def moe_gate(
         raise ValueError(f"moe_gate: bias and image_bias must be [{num_experts}], got {got}")
     if bias.dtype != torch.float32 or image_bias.dtype != torch.float32:
         raise ValueError(f"moe_gate: bias and image_bias must be fp32, got {bias.dtype} and {image_bias.dtype}")
-    if is_image is not None and (is_image.shape != (num_tokens,) or is_image.dtype != torch.bool):
-        raise ValueError(
-            f"moe_gate: is_image must be [{num_tokens}] bool, got {tuple(is_image.shape)} {is_image.dtype}"
-        )
+    for name, flags in (("is_image", is_image), ("is_padding", is_padding)):
+        if flags is not None and (flags.shape != (num_tokens,) or flags.dtype != torch.bool):
+            got = f"{tuple(flags.shape)} {flags.dtype}"
+            raise ValueError(f"moe_gate: {name} must be [{num_tokens}] bool, got {got}")
     if not 1 <= top_k <= num_experts:
         raise ValueError(f"moe_gate: top_k must be in 1..{num_experts}, got {top_k}")
-    return TABLE(logits, bias, image_bias, is_image, top_k, routed_scaling_factor)
+    return TABLE(logits, bias, image_bias, is_image, top_k, routed_scaling_factor, is_padding)

@@ -12,6 +12,7 @@ def moe_gate(
     is_image: torch.Tensor | None,
     top_k: int,
     routed_scaling_factor: float,
+    is_padding: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     # Not torch's softplus: on CPU its last bit depends on the element's place in the tensor. exp's and log1p's do not.
     softplus = torch.where(logits > SOFTPLUS_IS_IDENTITY, logits, torch.log1p(torch.exp(logits)))
@@ -21,4 +22,7 @@ def moe_gate(
     topk_ids = best_first[:, :top_k].sort(dim=-1).values
     topk_scores = scores.gather(1, topk_ids)
     topk_weights = topk_scores / (topk_scores.sum(dim=-1, keepdim=True) + 1e-20) * routed_scaling_factor
+    if is_padding is not None:
+        topk_ids = topk_ids.masked_fill(is_padding.unsqueeze(1), logits.shape[1])
+        topk_weights = topk_weights.masked_fill(is_padding.unsqueeze(1), 0.0)
     return topk_ids, topk_weights

@@ -14,6 +14,7 @@ def moe_gate(
     is_image: torch.Tensor | None,
     top_k: int,
     routed_scaling_factor: float,
+    is_padding: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     num_tokens, num_experts = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -21,7 +22,7 @@ def moe_gate(
     topk_weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=logits.device)
     if num_tokens:
         _moe_gate[(num_tokens,)](
-            *(logits, bias, image_bias, is_image, topk_ids, topk_weights, logits.stride(0), num_experts),
+            *(logits, bias, image_bias, is_image, is_padding, topk_ids, topk_weights, logits.stride(0), num_experts),
             *(routed_scaling_factor, top_k),
             HAS_IMAGES=is_image is not None,
             BLOCK=triton.next_power_of_2(num_experts),
@@ -37,6 +38,7 @@ def _moe_gate(
     bias,
     image_bias,
     is_image,
+    is_padding,
     topk_ids,
     topk_weights,
     stride,
@@ -62,8 +64,12 @@ def _moe_gate(
         chosen = chosen | (expert == best)
     total = tl.sum(tl.where(chosen, scores, 0.0)) + 1e-20
     place = row * TOP_K + tl.cumsum(chosen.to(tl.int32), 0) - 1
-    tl.store(topk_ids + place, expert.to(tl.int64), chosen)
-    tl.store(topk_weights + place, scores / total * routed_scaling_factor, chosen)
+    ids, weights = expert.to(tl.int64), scores / total * routed_scaling_factor
+    if is_padding is not None:
+        pads = tl.load(is_padding + row) != 0
+        ids, weights = tl.where(pads, num_experts, ids), tl.where(pads, 0.0, weights)
+    tl.store(topk_ids + place, ids, chosen)
+    tl.store(topk_weights + place, weights, chosen)
 
 
 @triton.jit

@@ -108,6 +108,13 @@ class Step:
         is_padding = rows >= query_start_loc[-1]
         return cls(positions.masked_fill(is_padding, -1), request_ids.masked_fill(is_padding, 0), metadata)
 
+    @property
+    def is_padding(self) -> torch.Tensor:
+        """[num_tokens] bool."""
+        if ("padding",) not in self._computed:
+            self._computed["padding",] = self.positions < 0
+        return self._computed["padding",]
+
     def pages(self, cache: "Any") -> Pages:
         """`cache` as this step's rows see it."""
         return Pages(cache.kv_cache, self.metadata[cache.prefix].block_table, self.request_ids, cache.record)

@@ -55,4 +55,6 @@ class DecoderLayer(nn.Module):
             features.append(state.mean())
         self.attn_hc.after(state, self.attn(hidden_states, rounded, step, rotation, selection), coefficients)
         hidden_states, rounded, coefficients = self.ffn_hc.before(state)
-        self.ffn_hc.after(state, self.ffn(hidden_states, rounded, is_image), coefficients)
+        self.ffn_hc.after(
+            state, self.ffn(hidden_states, rounded, is_image, None if step is None else step.is_padding), coefficients
+        )

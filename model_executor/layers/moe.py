@@ -39,9 +39,11 @@ class Gate(nn.Module):
         self.bias_vl = nn.Parameter(torch.empty(experts, dtype=torch.float32), requires_grad=False)
         self.top_k, self.scaling = shape.num_experts_per_tok, shape.routed_scaling_factor
 
-    def forward(self, hidden_states: torch.Tensor, is_image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, hidden_states: torch.Tensor, is_image: torch.Tensor, is_padding: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         logits = linear(hidden_states, self.weight, torch.float32)
-        return moe_gate(logits, self.bias, self.bias_vl, is_image, self.top_k, self.scaling)
+        return moe_gate(logits, self.bias, self.bias_vl, is_image, self.top_k, self.scaling, is_padding)
 
 
 class Experts(nn.Module):
@@ -138,10 +140,17 @@ class MoE(nn.Module):
             **options,
         )
 
-    def forward(self, hidden_states: torch.Tensor, rounded: torch.Tensor, is_image: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, hidden_size] -> fp32, not rounded. rounded: the input for products; is_image: [num_tokens]."""
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        rounded: torch.Tensor,
+        is_image: torch.Tensor,
+        is_padding: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """[num_tokens, hidden_size] -> fp32, not rounded. rounded: the input for products; is_image, is_padding:
+        [num_tokens]; padding rows visit no expert."""
         with beside(rounded.device):
-            topk_ids, topk_weights = self.gate(hidden_states, is_image)
+            topk_ids, topk_weights = self.gate(hidden_states, is_image, is_padding)
         shared = self.down_proj(swiglu(self.gate_up_proj(rounded), self.limit, None, self.round_activations))
         join(rounded.device)
         routed = (topk_ids, topk_weights, self.experts.start, self.limit, self.round_activations)

@@ -53,7 +53,7 @@ class DraftBlock(nn.Module):
         _, rounded, coefficients = self.attn_hc.before(state)
         self.attn_hc.after(state, self.attn(rounded, block), coefficients)
         hidden_states, rounded, coefficients = self.ffn_hc.before(state)
-        self.ffn_hc.after(state, self.ffn(hidden_states, rounded, is_image), coefficients)
+        self.ffn_hc.after(state, self.ffn(hidden_states, rounded, is_image, block.step.is_padding), coefficients)
 
 
 class DSparkV41DraftModel(nn.Module):

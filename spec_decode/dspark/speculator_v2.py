@@ -265,4 +265,5 @@ class DSparkSpeculator(DraftModelSpeculator):
             for name in group.layer_names:
                 metadata[name] = CacheMetadata(table[:count], starts, group.kv_cache_spec.block_size)
         requests = torch.arange(count, device=self.device).repeat_interleave(length)
-        return Step(drafted_positions(anchors, length), requests, metadata)
+        positions = drafted_positions(anchors, length).masked_fill((anchors < 0).repeat_interleave(length), -1)
+        return Step(positions, requests, metadata)

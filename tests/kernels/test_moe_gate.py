@@ -61,6 +61,15 @@ def test_image_tokens_take_their_own_bias(device: str) -> None:
     assert moe_gate(logits, text, image, None, 1, FACTOR)[0].tolist() == [[0], [0]]
 
 
+def test_padding_rows_visit_no_expert_and_change_no_other_row(device):
+    logits, bias = torch.randn(5, 16, device=device), torch.randn(16, device=device)
+    is_padding = torch.tensor([False, True, False, False, True], device=device)
+    ids, weights = moe_gate(logits, bias, bias, None, 6, FACTOR, is_padding)
+    assert ids[is_padding].eq(16).all() and weights[is_padding].eq(0).all()
+    for got, want in zip((ids, weights), moe_gate(logits, bias, bias, None, 6, FACTOR), strict=True):
+        assert torch.equal(got[~is_padding], want[~is_padding])
+
+
 def test_large_logits_do_not_overflow(device: str) -> None:
     zero = torch.zeros(2, device=device)
     _, weights = moe_gate(torch.tensor([[900.0, 100.0]], device=device), zero, zero, None, 2, FACTOR)

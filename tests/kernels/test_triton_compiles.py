@@ -114,7 +114,9 @@ def elementwise(tokens: int) -> dict[str, Callable[[], Any]]:
         },
         "cache_slots": lambda: cache_slots(Pages(value.view(1, -1, 512), slots[None].int(), slots), slots),
         **{name: (lambda name=name: getattr(fake_quant, name)(hidden)) for name in ROUNDINGS},
-        "moe_gate": lambda: moe_gate(torch.zeros(tokens, 384), bias, bias, torch.zeros(tokens).bool(), 6, 1.5),
+        "moe_gate": lambda: moe_gate(
+            torch.zeros(tokens, 384), bias, bias, torch.zeros(tokens).bool(), 6, 1.5, value[:, 0].bool()
+        ),
         "engram_hash": lambda: engram_hash(ids, ids[0], primes, torch.zeros(24, dtype=torch.int64)),
         "engram_lookup": lambda: engram_lookup(rows, table, sf, 0),
         "engram_gate": lambda: engram_gate(
