@@ -131,19 +131,21 @@ class DSparkSpeculator(DraftModelSpeculator):
             self._reserve(count)
         elif num_speculative_tokens != 0:
             is_decode = not dummy_run and not input_batch.has_prefill
-            self.times.drafts(input_batch.num_tokens, float(input_batch.num_computed_tokens_np.sum()), is_decode)
+            context = input_batch.num_computed_tokens_np.mean() * input_batch.num_tokens
+            self.times.drafts(input_batch.num_tokens, float(context), is_decode)
             drafts = dummy_run or self.manager is None or self.manager.wants_drafts()
             if drafts:
                 self._prepare(input_batch, num_rejected, last_sampled)
                 self._run(input_batch)
-                self._publish(input_batch)
+                self._slot_confidence[input_batch.idx_mapping] = self.confidence[:count]
+            else:
+                self.confidence[:count] = self._slot_confidence[input_batch.idx_mapping]
+            self._publish(count)
             self.times.end(count if drafts else 0)
         return self.draft_tokens[:count]
 
-    def _publish(self, input_batch: InputBatch) -> None:
-        """The confidences, calibrated, where vLLM looks for them."""
-        count = input_batch.num_reqs
-        self._slot_confidence[input_batch.idx_mapping] = self.confidence[:count]
+    def _publish(self, count: int) -> None:
+        """The confidences of a batch, calibrated, where vLLM looks for them."""
         if self.manager is not None:
             slope, offset = (
                 torch.from_numpy(self.speculation.calibration.lines.T).float().to(self.device, non_blocking=True)
@@ -158,8 +160,8 @@ class DSparkSpeculator(DraftModelSpeculator):
         if self._verified is not None:
             self._learn(self._verified)
         self._verified = Verified.fetch(self._slot_confidence[idx_mapping], num_sampled, num_rejected)
-        if self.manager is not None:
-            for done in self.times.finished():
+        for done in self.times.finished():
+            if self.manager is not None:
                 self.manager.observe(done)
 
     def start_serving(self) -> None:
