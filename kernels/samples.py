@@ -128,7 +128,7 @@ def cases(sizes: Sizes, tokens: int, device: str) -> Iterator[Case]:
     coefficients_of = streams, fn, make.normal(3, **fp32), make.normal(logits, **fp32), 1e-20, 1e-6, 20
     yield Case("stream_coefficients", "", coefficients_of, 2 * m * t * d + 4 * fn.numel(), 2.0 * t * fn.numel())
     gate_bias = make.normal(sizes.experts, **fp32)
-    gate = make.normal(t, sizes.experts, **fp32), gate_bias, gate_bias, None, sizes.top_k, 1.5
+    gate = make.normal(t, sizes.experts, **fp32), gate_bias, gate_bias, None, sizes.top_k, 1.5, None
     yield Case("moe_gate", "", gate, 4 * t * sizes.experts, is_choice=True)
 
     for op, width in (("round_fp4_index", sizes.index_dim), ("round_fp4_kv", sizes.head_dim)):
