@@ -130,9 +130,9 @@ class DSparkSpeculator(DraftModelSpeculator):
         if self.block_tables is None:
             self._reserve(count)
         elif num_speculative_tokens != 0:
-            is_decode = not dummy_run and not input_batch.has_prefill
-            context = input_batch.num_computed_tokens_np.mean() * input_batch.num_tokens
-            self.times.drafts(input_batch.num_tokens, float(context), is_decode)
+            if not dummy_run:
+                context = float(input_batch.num_computed_tokens_np.mean()) * input_batch.num_tokens
+                self.times.drafts(input_batch.num_tokens, context, not input_batch.has_prefill)
             drafts = dummy_run or self.manager is None or self.manager.wants_drafts()
             if drafts:
                 self._prepare(input_batch, num_rejected, last_sampled)
