@@ -92,7 +92,13 @@ def _look_at_registration(found: Diagnosis) -> None:
     found.architectures = {arch: owner(arch) for arch in ARCHITECTURES}
     found.hooks = hooks()
     found.patches = [
-        {"target": patch.target, "why": patch.why, "remove_when": patch.remove_when, "applied": is_applied(patch)}
+        {
+            "target": patch.target,
+            "why": patch.why,
+            "remove_when": patch.remove_when,
+            "process": patch.process,
+            "applied": is_applied(patch) if patch.process == "any" else None,  # None: in another process than this
+        }
         for patch in PATCHES
     ]
     if (serves := found.architectures[ARCH]) != MODEL_CLASS:
@@ -175,7 +181,11 @@ def as_text(found: Diagnosis) -> str:
         *(f"  group                   {group}" for group in found.cache.get("groups", ())),
         "changed in vLLM",
         *(f"  hook   {hook}" for hook in found.hooks),
-        *(f"  patch  {patch['target']}: {patch['why']}" for patch in found.patches if patch["applied"]),
+        *(
+            f"  patch  {patch['target']}{'' if patch['applied'] else ', in GPU workers'}: {patch['why']}"
+            for patch in found.patches
+            if patch["applied"] is not False
+        ),
         "",
     ]
     lines += [f"PROBLEM: {problem}" for problem in found.problems] or [f"{ARCH} would be served by {MODEL_CLASS}."]

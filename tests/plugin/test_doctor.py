@@ -8,6 +8,7 @@ from deepinfer_plugin import doctor, install
 from deepinfer_plugin.__main__ import main
 from deepinfer_plugin.kernels.dispatch import force, tables
 from deepinfer_plugin.model_executor import vllm_compat
+from deepinfer_plugin.patches import PATCHES
 
 
 @pytest.fixture
@@ -30,7 +31,8 @@ def test_a_healthy_installation(ask):
     assert len(found["cache"]["groups"]) >= 4 and found["cache"]["prefix_caching"]
     assert any("MODELS_CONFIG_MAP" in hook for hook in found["hooks"])
     assert [(patch["target"], patch["applied"]) for patch in found["patches"]] == [
-        ("vllm.sampling_params:SamplingParams._validate_spec_decode", True)
+        ("vllm.sampling_params:SamplingParams._validate_spec_decode", True),
+        *((patch.target, None) for patch in PATCHES if patch.process == "worker"),
     ]
 
 
