@@ -130,6 +130,8 @@ def draft_by_us(vllm_config: VllmConfig) -> None:
                 "--additional-config is false; leave one of them out"
             )
         speculative.enable_adaptive_verification = False
+        if speculative.rejection_sample_method == "synthetic":
+            logger.warning("DSpark: rejection_sample_method is synthetic: the text is not the model's")
         if is_v1(vllm_config):
             speculative.method, speculative.model, speculative.parallel_drafting = "custom_class", PROPOSER, False
 
