@@ -13,6 +13,7 @@ import os
 import random
 import statistics
 import time
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ def read_bytes(config: dict[str, Any], batch: int) -> float:
     return t["num_hidden_layers"] * layer + indexer + t["vocab_size"] * hidden * 2
 
 
-def measure(llm: Any, batch: int, length: int, steps: int, repeat: int) -> dict[str, Any]:
-    """Times of one case."""
+def runner(llm: Any, batch: int, length: int) -> Callable[[int], float]:
+    """tokens -> the seconds that a batch of fresh prompts takes to get so many, greedily."""
     from vllm import SamplingParams
 
     rng = random.Random(length * batch)
@@ -50,6 +51,12 @@ def measure(llm: Any, batch: int, length: int, steps: int, repeat: int) -> dict[
         llm.generate(prompts, sampling, use_tqdm=False)
         return time.perf_counter() - start
 
+    return run
+
+
+def measure(llm: Any, batch: int, length: int, steps: int, repeat: int) -> dict[str, Any]:
+    """Times of one case."""
+    run = runner(llm, batch, length)
     run(8)
     first = [run(1) for _ in range(repeat)]
     decode = [(run(steps) - one) / (steps - 1) * 1e3 for one in first]

@@ -12,7 +12,6 @@ import argparse
 import gc
 import json
 import os
-import random
 import statistics
 import time
 from datetime import date
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+from benchmarks.engine import runner  # noqa: E402
 
 WAYS = ("off", "fixed", "scheduled")
 DRAFTS = "vllm:spec_decode_num_drafts"
@@ -51,20 +52,10 @@ def options(arguments: argparse.Namespace, way: str) -> dict[str, Any]:
 
 
 def measure(llm: Any, batch: int, length: int, tokens: int, repeat: int) -> dict[str, Any]:
-    from vllm import SamplingParams
-
-    rng = random.Random(length * batch)
-
     def rounds() -> float:
         return sum(m.value for m in llm.get_metrics() if m.name == DRAFTS) / batch
 
-    def run(count: int) -> float:
-        prompts = [{"prompt_token_ids": [rng.randrange(10, 100_000) for _ in range(length)]} for _ in range(batch)]
-        sampling = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True, detokenize=False)
-        start = time.perf_counter()
-        llm.generate(prompts, sampling, use_tqdm=False)
-        return time.perf_counter() - start
-
+    run = runner(llm, batch, length)
     run(8)
     seconds, counted = [], []
     for _ in range(repeat):
