@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
@@ -60,6 +62,7 @@ class DSparkSpeculator(DraftModelSpeculator):
         self.confidence = torch.zeros(most, self.num_speculative_steps, dtype=torch.float32, device=device)
         self._slot_confidence = torch.full_like(self.confidence, torch.nan)  # of drafts under way, by request slot
         self._verified: Verified | None = None
+        self._lines, self._lines_on_device = np.zeros(0), torch.zeros(0)
         self.block_tables: BlockTables | None = None
 
     def load_model(self, target_model: nn.Module) -> None:
@@ -147,11 +150,17 @@ class DSparkSpeculator(DraftModelSpeculator):
     def _publish(self, count: int) -> None:
         """The confidences of a batch, calibrated, where vLLM looks for them."""
         if self.manager is not None:
-            slope, offset = (
-                torch.from_numpy(self.speculation.calibration.lines.T).float().to(self.device, non_blocking=True)
-            )
+            slope, offset = self._calibration()
             logits = self.confidence[:count].nan_to_num(-LARGEST) * slope + offset
             self.draft_token_confidence_probs[:count] = logits.sigmoid()
+
+    def _calibration(self) -> torch.Tensor:
+        """fp32 [2, num_places]: slopes and offsets, copied to the device when they have changed."""
+        lines = self.speculation.calibration.lines
+        if not np.array_equal(lines, self._lines):
+            self._lines = lines.copy()
+            self._lines_on_device = async_tensor_h2d(lines.T.astype(np.float32), device=self.device)
+        return self._lines_on_device
 
     def observe_verification(
         self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
